@@ -1,0 +1,5 @@
+"""python -m fieldlens: the same command line."""
+
+from fieldlens.cli import main
+
+main()

@@ -1,0 +1,181 @@
+"""fieldlens schemes: what there is, and what it looks like."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from fieldlens.machine import Machine
+
+
+def schemes(
+    *specs: str,
+    plot: Path | None = None,
+    heatmap: bool = False,
+    fit: bool = False,
+    head: int | None = None,
+    heads: int = 12,
+    head_width: int = 64,
+    length: int | None = None,
+    log: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
+) -> None:
+    """List the positional schemes, or draw their biases.
+
+    Example: fieldlens schemes sandwich alibi:shift=2 --plot bias.png
+
+    Parameters
+    ----------
+    specs
+        Specs such as sandwich:dims=64 or none:window=40; every scheme when none is given.
+    plot
+        Draw bias against distance into this file (.png, .svg, .pdf).
+    heatmap
+        Draw the matrix of one head instead: queries down, keys across.
+    fit
+        Fit a log curve to one head by least squares, and draw it beside the paper's.
+    head
+        The head to draw, from 1: all specs in one panel; the last head for heat maps and fits.
+    heads
+        How many heads the schemes are built for.
+    head_width
+        How wide each head is.
+    length
+        How many distances to draw; 512, or 8192 for heat maps and fits as in the paper.
+    log
+        Logarithmic distance axis.
+    as_json
+        Print JSON.
+    """
+    import torch
+
+    from fieldlens.errors import BadInput
+    from fieldlens.schemes import registry, scheme
+
+    machine.start()
+    torch.manual_seed(0)  # learned biases are drawn as training would find them
+    if heatmap and plot is None:
+        raise BadInput("--heatmap draws a picture: say where with --plot FILE.png")
+    if head is not None and not 1 <= head <= heads:
+        raise BadInput(f"--head is {head}, but there are {heads} heads, counted from 1")
+    length = length if length is not None else (8192 if heatmap or fit else 512)
+    if length < 2:
+        raise BadInput(f"--length is {length}: at least 2 distances are needed")
+    built = [scheme(spec, heads, head_width) for spec in specs or registry()]
+    report: dict[str, Any] = {
+        "heads": heads,
+        "head_width": head_width,
+        "schemes": [_row(one) for one in built],
+    }
+    if fit:
+        report["fits"] = _fits(built, head or heads, length)
+    if plot is not None:
+        _draw(built, plot, heatmap, head, length, log, report.get("fits", []), explicit=bool(specs))
+        report["plot"] = str(plot)
+    _print(report, as_json)
+
+
+def _row(scheme: Any) -> dict[str, Any]:
+    """What the listing says of one scheme."""
+    from fieldlens.schemes import options
+
+    keys = {key: parameter.default for key, parameter in options(type(scheme)).items()}
+    return {
+        "spec": scheme.spec,
+        "label": scheme.label,
+        "kind": "relative" if scheme.relative else "absolute",
+        "learned_parameters": sum(parameter.numel() for parameter in scheme.parameters()),
+        "options": {key: {"default": keys[key], "choices": _choices(scheme, key)} for key in keys},
+        "source": scheme.source,
+        "formula": " ".join((type(scheme).__doc__ or "").split()),
+    }
+
+
+def _choices(scheme: Any, key: str) -> list[Any] | None:
+    from typing import Literal, get_args, get_origin
+
+    from fieldlens.schemes import options
+
+    annotation = options(type(scheme))[key].annotation
+    return list(get_args(annotation)) if get_origin(annotation) is Literal else None
+
+
+def _fits(built: list[Any], head: int, length: int) -> list[dict[str, Any]]:
+    """Our least squares on one head of each scheme with a bias, the paper's constants for Sandwich beside it."""
+    import torch
+
+    from fieldlens.draw import bias_by_distance
+    from fieldlens.schemes.sandwich import ratios
+    from fieldlens.schemes.smoothed import PRINTED, log_fit
+
+    rows = []
+    for one in built:
+        line_N = bias_by_distance(one, length)[head - 1]
+        seen_N = torch.arange(length)[~line_N.isnan()]
+        slope, constant = log_fit(seen_N, line_N[seen_N])
+        row: dict[str, Any] = {"spec": one.spec, "head": head, "slope": slope, "constant": constant}
+        if one.name == "sandwich":
+            stretch = 8 / float(ratios(one.heads)[head - 1])
+            row["paper"] = {"slope": PRINTED[0] * stretch, "constant": PRINTED[1] * stretch}
+        rows.append(row)
+    return rows
+
+
+def _draw(
+    built: list[Any],
+    plot: Path,
+    heatmap: bool,
+    head: int | None,
+    length: int,
+    log: bool,
+    fits: list[dict[str, Any]],
+    explicit: bool,
+) -> None:
+    import torch
+
+    from fieldlens import draw
+    from fieldlens.errors import BadInput
+
+    drawable = [one for one in built if one.window or one.bias(torch.arange(1)) is not None]
+    if explicit and len(drawable) < len(built):
+        blank = next(one for one in built if one not in drawable)
+        raise BadInput(f"'{blank.spec}' adds no bias to scores: there is nothing to draw")
+    if heatmap:
+        figure = draw.matrices(drawable, length, head or drawable[0].heads)
+    elif fits or head is not None:
+        curves = [draw.Fit(row["slope"], row["constant"], f"ours: {_curve(row)}") for row in fits]
+        curves += [draw.Fit(**row["paper"], label=f"paper: {_curve(row['paper'])}") for row in fits if "paper" in row]
+        figure = draw.one_head(drawable, length, head or drawable[0].heads, log, curves)
+    else:
+        figure = draw.panels_of_heads(drawable, length, log)
+    draw.save(figure, plot)
+
+
+def _curve(fit: dict[str, float]) -> str:
+    return f"{fit['slope']:.4f}·log(1 + Δ) {'+' if fit['constant'] >= 0 else '-'} {abs(fit['constant']):.4f}"
+
+
+def _print(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    console = Console(highlight=False)
+    for row in report["schemes"]:
+        learned = f"{row['learned_parameters']} learned parameters" if row["learned_parameters"] else "nothing learned"
+        console.print(f"[bold]{row['spec']}[/bold]  {row['label']}, {row['kind']}, {learned}. {row['source']}")
+        keys = "  ".join(_option(key, **about) for key, about in row["options"].items())
+        console.print(f"    {keys}", style="dim")
+    for row in report.get("fits", []):
+        console.print(f"{row['spec']}, head {row['head']}: {_curve(row)}")
+        if "paper" in row:
+            console.print(f"{' ' * len(row['spec'])}   the paper: {_curve(row['paper'])}")
+    if "plot" in report:
+        console.print(f"drawn: {report['plot']}")
+
+
+def _option(key: str, default: Any, choices: list[Any] | None) -> str:
+    values = choices and "|".join(str(choice) for choice in sorted(choices, key=lambda choice: choice != default))
+    return f"{key}={values or ('…' if default is None else f'{default:g}')}"

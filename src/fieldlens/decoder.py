@@ -1,0 +1,232 @@
+"""The decoder: the paper's architecture, with the positional scheme as one replaceable part."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fieldlens.attend import Rotation, attend, bias_table, rotation, spread_bias, turn
+from fieldlens.errors import BadInput
+from fieldlens.layout import Layout, layout, narrower
+from fieldlens.schemes import canonical, parse, scheme
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a decoder. The defaults are the paper's model of 162 million parameters."""
+
+    scheme: str = "sandwich"
+    window: int | None = None
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    vocabulary: int = 50304
+    mlp_width: int | None = None
+    tied: bool = False
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for what in ("layers", "width", "heads", "vocabulary"):
+            if getattr(self, what) < 1:
+                raise BadInput(f"{what} is {getattr(self, what)}: at least 1 is needed")
+        if self.width % self.heads:
+            raise BadInput(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.mlp_width is not None and self.mlp_width < 1:
+            raise BadInput(f"mlp_width is {self.mlp_width}: at least 1 is needed")
+        object.__setattr__(self, "scheme", canonical(self.scheme, self.window))
+        object.__setattr__(self, "window", parse(self.scheme)[1].get("window"))
+        object.__setattr__(self, "mlp_width", self.mlp_width or 4 * self.width)
+
+
+class Cache(Protocol):
+    """Keys and values of earlier tokens, kept by layer."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Take the new tokens' keys and values; return those that the queries are to look at."""
+
+
+class Place(NamedTuple):
+    """Where the tokens of one layer stand: of `keys` tokens that come in, the last `queries` go on."""
+
+    keys: int
+    queries: int
+    where: Layout
+    bias: Tensor | None
+    q_rotation: Rotation | None
+    k_rotation: Rotation | None
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP. Of S tokens in, the last `place.queries` come out."""
+
+    def __init__(self, config: Config, layer: int) -> None:
+        super().__init__()
+        assert config.mlp_width is not None
+        self.heads, self.layer = config.heads, layer
+        self.attention_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.attention_out = nn.Linear(config.width, config.width)
+        self.mlp_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.mlp_in = nn.Linear(config.width, config.mlp_width)
+        self.mlp_out = nn.Linear(config.mlp_width, config.width)
+
+    def forward(self, x_BSD: Tensor, place: Place, cache: Cache | None) -> Tensor:
+        q_BHTK, k_BHSK, v_BHSK = self._project(self.attention_norm(x_BSD), place.queries)
+        q_BHTK, k_BHSK = turn(q_BHTK, place.q_rotation), turn(k_BHSK, place.k_rotation)
+        if cache is not None:
+            k_BHSK, v_BHSK = cache.update(k_BHSK, v_BHSK, self.layer)
+        mixed_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, place.bias, place.where)
+        x_BTD = x_BSD[:, -place.queries :] + self.attention_out(mixed_BHTK.transpose(1, 2).flatten(2))
+        return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD))))
+
+    def _project(self, x_BSD: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+        width = x_BSD.shape[-1]
+        if queries == x_BSD.shape[1]:
+            q, k, v = self.qkv(x_BSD).split(width, -1)
+        else:
+            weight, bias = self.qkv.weight, self.qkv.bias
+            q = F.linear(x_BSD[:, -queries:], weight[:width], bias[:width])
+            k, v = F.linear(x_BSD, weight[width:], bias[width:]).split(width, -1)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))
+        return q, k, v
+
+
+class Decoder(nn.Module):
+    """A causal language model: tokens, or embeddings, in; logits out."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.scheme = scheme(config.scheme, config.heads, config.width // config.heads)
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        self._initialise()
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """N(0, σ²) everywhere, σ/√(2R) where a block writes to the residual stream, biases 0."""
+        std = self.config.init_std
+        residual_std = std / math.sqrt(2 * self.config.layers)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                module.weight.normal_(std=residual_std if name.endswith("_out") else std)
+                if module.bias is not None:
+                    module.bias.zero_()
+            elif isinstance(module, nn.Embedding):
+                module.weight.normal_(std=std)
+        if self.config.tied:
+            self.head.weight = self.embedding.weight
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """For an optimiser: matrices decay; biases, norms and what a scheme learns do not."""
+        still = {id(parameter) for parameter in self.scheme.parameters()}
+        decays = [p for p in self.parameters() if p.ndim >= 2 and id(p) not in still]
+        stays = [p for p in self.parameters() if p.ndim < 2 or id(p) in still]
+        return [{"params": decays, "weight_decay": weight_decay}, {"params": stays, "weight_decay": 0.0}]
+
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        """Token embeddings, before any positional scheme: (B, T) -> (B, T, D)."""
+        if ids_BT.device.type == "cpu" and ids_BT.numel():
+            low, high = int(ids_BT.min()), int(ids_BT.max())
+            if low < 0 or high >= self.config.vocabulary:
+                wrong = low if low < 0 else high
+                raise BadInput(f"token id {wrong} is outside the vocabulary of {self.config.vocabulary}")
+        return self.embedding(ids_BT)
+
+    def forward(
+        self,
+        ids_BT: Tensor | None = None,
+        *,
+        embeddings_BTD: Tensor | None = None,
+        positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        window: int | None = None,
+        last: bool = False,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Logits of the next token after each token: (B, T, V), or (B, 1, V) when only the last is wanted."""
+        states_BTD = self.states(
+            self._input(ids_BT, embeddings_BTD),
+            positions,
+            key_positions,
+            window=window,
+            last=last,
+            cache=cache,
+        )
+        return self.head(states_BTD)
+
+    def _input(self, ids_BT: Tensor | None, embeddings_BTD: Tensor | None) -> Tensor:
+        if (ids_BT is None) == (embeddings_BTD is None):
+            raise BadInput("give either token ids or embeddings")
+        x_BTD = embeddings_BTD if ids_BT is None else self.embed(ids_BT)
+        assert x_BTD is not None
+        if x_BTD.shape[1] < 1:
+            raise BadInput("the input has 0 tokens: at least 1 is needed")
+        return x_BTD
+
+    def states(
+        self,
+        x_BTD: Tensor,
+        positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
+        *,
+        window: int | None = None,
+        last: bool = False,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """What the head reads, from token embeddings: (B, T, D), or (B, 1, D) in last-position mode.
+
+        Positions are 0..T-1 unless given, (T,) or (B, T). Keys stand at the same positions unless there is a cache,
+        which must say so in `key_positions`. Of a window given here and the model's own the smaller counts.
+
+        Last-position mode computes only what the last position needs: one query in the last layer and, under a window,
+        w-1 positions more for each layer below. The result is that of the full computation.
+        """
+        if cache is not None and (last or key_positions is None):
+            raise BadInput("with a cache, say where its keys stand and do not ask for the last position only")
+        if window is not None and window < 1:
+            raise BadInput(f"window is {window}: a query sees at least itself, so at least 1")
+        if positions is None:
+            positions = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+        places = self._places(x_BTD, positions, key_positions, narrower(window, self.scheme.window), last)
+        x_BTD = x_BTD[:, -places[0].keys :]
+        order = self.scheme.embedding(positions[..., -places[0].keys :])
+        if order is not None:
+            x_BTD = (x_BTD + order.to(torch.promote_types(x_BTD.dtype, torch.float32))).to(x_BTD.dtype)
+        for block, place in zip(self.blocks, places, strict=True):
+            x_BTD = block(x_BTD, place, cache)
+        return self.norm(x_BTD)
+
+    def _places(
+        self, x_BTD: Tensor, positions: Tensor, key_positions: Tensor | None, window: int | None, last: bool
+    ) -> list[Place]:
+        """One place for each layer, bottom up; layers that stand alike share theirs."""
+        places: list[Place] = []
+        table_HN: Tensor | None = None
+        for above in range(self.config.layers - 1, -1, -1):
+            keys, queries = (_needed(x_BTD.shape[1], layers, window, last) for layers in (above + 1, above))
+            if places and places[-1][:2] == (keys, queries):
+                places.append(places[-1])
+                continue
+            q_positions, new_positions = positions[..., -queries:], positions[..., -keys:]
+            where = layout(q_positions, new_positions if key_positions is None else key_positions, window)
+            if not places:  # no layer reaches farther than the first
+                table_HN = bias_table(self.scheme, where.reach, x_BTD)
+            rotations = (rotation(self.scheme.angles(p), x_BTD) for p in (q_positions, new_positions))
+            places.append(Place(keys, queries, where, spread_bias(table_HN, where, x_BTD), *rotations))
+        return places
+
+
+def _needed(tokens: int, layers_above: int, window: int | None, last: bool) -> int:
+    """How many of the most recent tokens matter to the output, seen from below this many layers."""
+    if not last:
+        return tokens
+    if window is None:
+        return tokens if layers_above else 1
+    return min(tokens, layers_above * (window - 1) + 1)

@@ -1,0 +1,170 @@
+"""Our model folders in transformers: after importing this module the Auto classes know them.
+
+A model folder is config.json + model.safetensors, and tokenizer files if there are any. Nothing in it is executed.
+"""
+
+# No `from __future__ import annotations` here: it would switch off transformers' validation of the configuration.
+
+import os
+from dataclasses import asdict, fields
+from typing import Any, Self
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from fieldlens.decoder import Config, Decoder
+from fieldlens.errors import BadInput
+
+
+@strict
+class FieldlensConfig(PreTrainedConfig):
+    """A `Config` as transformers keeps it."""
+
+    model_type = "fieldlens"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
+        "hidden_size": "width",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "vocab_size": "vocabulary",
+        "intermediate_size": "mlp_width",
+    }
+
+    scheme: str = Config.scheme
+    window: int | None = Config.window
+    layers: int = Config.layers
+    width: int = Config.width
+    heads: int = Config.heads
+    vocabulary: int = Config.vocabulary
+    mlp_width: int | None = Config.mlp_width
+    norm_eps: float = Config.norm_eps
+    init_std: float = Config.init_std
+    tie_word_embeddings: bool = Config.tied
+    use_cache: bool = True
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The transformers form of a decoder's configuration."""
+        values = asdict(config)
+        return cls(tie_word_embeddings=values.pop("tied"), **values)
+
+    def shape(self) -> Config:
+        """The configuration of the decoder inside."""
+        values = {field.name: getattr(self, field.name) for field in fields(Config) if field.name != "tied"}
+        return Config(tied=self.tie_word_embeddings, **values)
+
+    def validate_architecture(self) -> None:
+        """Called by transformers: whatever `Config` refuses is refused here too."""
+        self.shape()
+
+
+class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
+    """A `Decoder` as transformers runs it."""
+
+    config_class = FieldlensConfig
+    base_model_prefix = "decoder"
+    _no_split_modules = ["Block"]  # noqa: RUF012
+    _tied_weights_keys = {"decoder.head.weight": "decoder.embedding.weight"}  # noqa: RUF012
+
+    def __init__(self, config: FieldlensConfig, decoder: Decoder | None = None) -> None:
+        super().__init__(config)
+        self.decoder = decoder or Decoder(config.shape())
+        self.post_init()
+
+    @classmethod
+    def of(cls, decoder: Decoder) -> Self:
+        """Wrap a decoder, sharing its weights, so that `save_pretrained` writes its model folder."""
+        return cls(FieldlensConfig.of(decoder.config), decoder)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """A decoder has initialised itself."""
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Load a model folder; refuse what transformers would let pass: absent, foreign or non-finite weights."""
+        wants_info = kwargs.pop("output_loading_info", False)
+        kwargs["use_safetensors"] = True
+        model, info = super().from_pretrained(folder, *args, output_loading_info=True, **kwargs)
+        for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if info[what]:
+                raise BadInput(
+                    f"{folder}: weights do not fit, {what.replace('_', ' ')}: {sorted(map(str, info[what]))}"
+                )
+        broken = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
+        if broken:
+            raise BadInput(f"{folder}: weights are not finite: {', '.join(broken)}")
+        model.decoder.scheme.project()
+        return (model, info) if wants_info else model
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.decoder.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.decoder.embedding = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder.head
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        self.decoder.head = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise BadInput("give either input_ids or inputs_embeds")
+        x_BTD = inputs_embeds if input_ids is None else self.decoder.embed(input_ids)
+        assert x_BTD is not None
+        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
+            past_key_values = DynamicCache(config=self.config)
+        positions, key_positions = self._positions(x_BTD, attention_mask, position_ids, past_key_values)
+        states_BTD = self.decoder.states(x_BTD, positions, key_positions, cache=past_key_values)
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits_BTV = self.decoder.head(states_BTD[:, keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocabulary, **kwargs)
+        return CausalLMOutputWithPast(loss=loss, logits=logits_BTV, past_key_values=past_key_values)
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None, **_: Any) -> Tensor | None:
+        """Called by transformers for preallocated caches: positions are all we need, never a matrix."""
+        return attention_mask
+
+    def _positions(
+        self, x_BTD: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Where queries and keys stand, padding at -1. Padding is counted by the mask, wherever it lies."""
+        tokens = x_BTD.shape[1]
+        seen = cache.get_seq_length() if cache is not None else 0
+        if attention_mask is None or attention_mask.ndim == 1:
+            everywhere = torch.arange(seen + tokens, device=x_BTD.device)
+            if position_ids is not None and not seen:
+                everywhere = position_ids
+        else:
+            if attention_mask.ndim != 2 or attention_mask.shape[1] != seen + tokens:
+                wanted = f"(batch, {seen + tokens})"
+                raise BadInput(f"attention_mask has the shape {tuple(attention_mask.shape)}, wanted is {wanted}")
+            everywhere = (attention_mask.long().cumsum(1) - 1).masked_fill(attention_mask == 0, -1)
+        keys, offset = cache.get_mask_sizes(tokens, 0) if cache is not None else (tokens, 0)
+        key_positions = everywhere[..., offset : offset + keys]
+        if key_positions.shape[-1] < keys:  # slots of a preallocated cache that are not filled yet
+            key_positions = nn.functional.pad(key_positions, (0, keys - key_positions.shape[-1]), value=-1)
+        return everywhere[..., -tokens:], key_positions
+
+
+AutoConfig.register(FieldlensConfig.model_type, FieldlensConfig)
+AutoModelForCausalLM.register(FieldlensConfig, FieldlensForCausalLM)

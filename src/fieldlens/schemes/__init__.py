@@ -1,0 +1,198 @@
+"""Positional schemes: what a scheme is, the registry of them, and the spec text that names one.
+
+A scheme is one file in this folder: a subclass of `Scheme` with a `name`. The model, the command line, the
+contract tests, the benchmarks and the plots all loop over `registry()`.
+
+A spec text is `name[:key=value[,key=value…]]`, for example `sandwich:dims=64` or `none:window=40`. The keys are the
+keyword arguments of the scheme's constructor, and `window`, which every scheme has.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import math
+import os
+import pkgutil
+import types
+import typing
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Union
+
+import torch
+from torch import Tensor, nn
+
+from fieldlens.errors import BadInput, unknown
+
+PLUGINS = "FIELDLENS_PLUGINS"
+"""Environment variable: Python files or modules with further schemes, separated like PATH."""
+
+_REGISTRY: dict[str, type["Scheme"]] = {}
+
+
+class Scheme(nn.Module):
+    """One way of telling a causal transformer about order. A subclass overrides what it touches.
+
+    Order enters in three places, and each is a table over explicit positions or distances:
+    `embedding` is added to the token embeddings, `angles` turn queries and keys, `bias` is added to the scaled scores.
+    Tables are float64; whoever uses one casts it, never below float32.
+    """
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    source: ClassVar[str]
+    relative: ClassVar[bool] = True
+    colour: ClassVar[str] = "#666666"
+    marker: ClassVar[str] = "."
+
+    window: int | None = None
+    spec: str = ""
+
+    def __init__(self, heads: int, head_width: int) -> None:
+        super().__init__()
+        self.heads, self.head_width = heads, head_width
+        self.register_load_state_dict_post_hook(lambda module, _: module.project())
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            known = _REGISTRY.setdefault(cls.name, cls)
+            if known.__qualname__ != cls.__qualname__ or known.__module__ != cls.__module__:
+                raise BadInput(f"scheme '{cls.name}' is declared twice: in {known.__module__} and in {cls.__module__}")
+            _REGISTRY[cls.name] = cls
+
+    def embedding(self, positions: Tensor) -> Tensor | None:
+        """What is added to the token embeddings: (…, T) -> (…, T, D)."""
+        return None
+
+    def angles(self, positions: Tensor) -> Tensor | None:
+        """By how much each half-split pair of query and key dimensions is turned: (…, T) -> (…, T, K/2)."""
+        return None
+
+    def bias(self, distances_N: Tensor) -> Tensor | None:
+        """What is added to the scaled scores of a key this many tokens back: (N,) -> (H, N)."""
+        return None
+
+    def project(self) -> None:
+        """Put learned parameters back where they must lie: after each optimiser step, and when weights are loaded."""
+
+    def extra_repr(self) -> str:
+        return self.spec
+
+
+def exact(values: Tensor) -> Tensor:
+    """The widest floating type that the tensor's device has: float64, or float32 on Apple GPUs."""
+    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
+
+
+def registry() -> dict[str, type[Scheme]]:
+    """Every scheme there is: the files of this folder, installed plugins, and what FIELDLENS_PLUGINS names."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    for point in entry_points(group="fieldlens.schemes"):
+        point.load()
+    for plugin in filter(None, os.environ.get(PLUGINS, "").split(os.pathsep)):
+        _load_plugin(plugin)
+    return dict(sorted(_REGISTRY.items()))
+
+
+def _load_plugin(plugin: str) -> None:
+    if not plugin.endswith(".py"):
+        try:
+            importlib.import_module(plugin)
+        except ModuleNotFoundError as error:
+            raise BadInput(f"{PLUGINS} names the module '{plugin}', which cannot be imported: {error}") from error
+        return
+    path = Path(plugin).resolve()
+    if not path.is_file():
+        raise BadInput(f"{PLUGINS} names {plugin}, which is not a file")
+    name = f"fieldlens_plugin_{path.stem}"
+    if any(scheme.__module__ == name for scheme in _REGISTRY.values()):
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def options(cls: type[Scheme]) -> dict[str, inspect.Parameter]:
+    """The keys a spec of this scheme may have, with their types and defaults."""
+    signature = inspect.signature(cls.__init__)
+    hints = typing.get_type_hints(cls.__init__)
+    keys = {
+        key: parameter.replace(annotation=hints[key])
+        for key, parameter in signature.parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    window = inspect.Parameter("window", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int | None)
+    return {**keys, "window": window}
+
+
+def parse(spec: str) -> tuple[type[Scheme], dict[str, Any]]:
+    """The class and the options that differ from their defaults, keys sorted."""
+    name, colon, rest = spec.strip().partition(":")
+    schemes = registry()
+    if name not in schemes:
+        raise unknown("scheme", name, schemes)
+    allowed = options(schemes[name])
+    given: dict[str, Any] = {}
+    for part in rest.split(",") if colon else []:
+        key, equals, text = (piece.strip() for piece in part.partition("="))
+        if key not in allowed:
+            raise unknown(f"option of scheme '{name}'", key, allowed)
+        if not equals or not text:
+            raise BadInput(f"option '{key}' of scheme '{name}' wants a value: {name}:{key}=…")
+        if key in given:
+            raise BadInput(f"option '{key}' of scheme '{name}' is given twice")
+        given[key] = _value(f"option '{key}' of scheme '{name}'", text, allowed[key].annotation)
+    if given.get("window") is not None and given["window"] < 1:
+        raise BadInput(f"window is {given['window']}: a query sees at least itself, so at least 1")
+    return schemes[name], {key: given[key] for key in sorted(given) if given[key] != allowed[key].default}
+
+
+def _value(what: str, text: str, annotation: Any) -> Any:
+    """Read one option's text as the type its constructor declares."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        choices = {str(choice): choice for choice in args}
+        if text not in choices:
+            raise unknown(f"value of {what}:", text, choices)
+        return choices[text]
+    if origin in (Union, types.UnionType):
+        annotation = next(argument for argument in args if argument is not types.NoneType)
+    try:
+        value = annotation(text)
+    except ValueError:
+        wanted = {int: "a whole number", float: "a number"}[annotation]
+        raise BadInput(f"{what} wants {wanted}, got '{text}'") from None
+    if not math.isfinite(value):
+        raise BadInput(f"{what} wants a finite number, got '{text}'")
+    return value
+
+
+def _text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def canonical(spec: str, window: int | None = None) -> str:
+    """The one spelling of a spec: keys sorted, defaults dropped. A window given beside the spec joins it."""
+    cls, given = parse(spec)
+    if window is not None:
+        if given.setdefault("window", window) != window:
+            raise BadInput(f"two windows: {given['window']} in '{spec}' and {window} beside it")
+        if window < 1:
+            raise BadInput(f"window is {window}: a query sees at least itself, so at least 1")
+    pairs = ",".join(f"{key}={_text(given[key])}" for key in sorted(given))
+    return f"{cls.name}:{pairs}" if pairs else cls.name
+
+
+def scheme(spec: str, heads: int, head_width: int) -> Scheme:
+    """Build the scheme a spec names, for example scheme("sandwich:dims=64", heads=12, head_width=64)."""
+    for what, value in (("heads", heads), ("head_width", head_width)):
+        if value < 1:
+            raise BadInput(f"{what} is {value}: at least 1 is needed")
+    cls, given = parse(spec)
+    window = given.pop("window", None)
+    built = cls(heads, head_width, **given)
+    built.spec, built.window = canonical(spec), window
+    return built

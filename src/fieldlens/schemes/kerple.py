@@ -1,0 +1,43 @@
+"""KERPLE: learned kernels of the distance, logarithmic or a power."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fieldlens.schemes import Scheme, exact
+
+LEAST = 0.01
+"""Both parameters stay at or above this, as in the authors' code."""
+
+
+class Kerple(Scheme):
+    """kind=log: bias_h(Δ) = -p_h·log(1 + a_h·Δ);  kind=power: bias_h(Δ) = -a_h·Δ^p_h with p_h ≤ 2.
+
+    p ~ U(0, 2) and a ~ U(0, 1) at the start, both kept ≥ 0.01 by projection: a clamp in the graph would kill the
+    gradient of a parameter that touches it.
+    """
+
+    name = "kerple"
+    label = "KERPLE"
+    source = "Chi et al. 2022, arXiv:2205.09921"
+    colour = "#009E73"
+    marker = "D"
+
+    def __init__(self, heads: int, head_width: int, *, kind: Literal["log", "power"] = "log") -> None:
+        super().__init__(heads, head_width)
+        self.kind = kind
+        self.p_H = nn.Parameter(2 * torch.rand(heads))
+        self.a_H = nn.Parameter(torch.rand(heads))
+        self.project()
+
+    @torch.no_grad()
+    def project(self) -> None:
+        self.p_H.clamp_(LEAST, 2 if self.kind == "power" else None)
+        self.a_H.clamp_(LEAST)
+
+    def bias(self, distances_N: Tensor) -> Tensor:
+        p_H1, a_H1, distances_N = exact(self.p_H)[:, None], exact(self.a_H)[:, None], exact(distances_N)
+        if self.kind == "log":
+            return -p_H1 * torch.log1p(a_H1 * distances_N)
+        return -a_H1 * distances_N**p_H1

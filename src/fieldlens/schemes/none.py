@@ -1,0 +1,13 @@
+"""No positional scheme: order is known only through the causal mask."""
+
+from fieldlens.schemes import Scheme
+
+
+class NoScheme(Scheme):
+    """Nothing is added. `none:window=w` is the paper's windowed attention: w keys, the query itself included."""
+
+    name = "none"
+    label = "No scheme"
+    source = "Haviv et al. 2022, arXiv:2203.16634; windows: Beltagy et al. 2020, arXiv:2004.05150"
+    colour = "#000000"
+    marker = "*"

@@ -1,0 +1,63 @@
+"""Sandwich: the inner product of two sinusoidal embeddings, which depends on their distance only."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fieldlens.errors import BadInput
+from fieldlens.schemes import Scheme, exact
+
+
+def ratios(heads: int) -> Tensor:
+    """Compression ratios h = 8n/H for n = 1..H, float64."""
+    return 8 * torch.arange(1, heads + 1, dtype=torch.float64) / heads
+
+
+def wave(distances_N: Tensor, dims: int, first: int) -> Tensor:
+    """Σ_i cos(Δ / 10000^(2i/d̄)) - d̄/2 over d̄/2 frequencies, i counted from `first`: (N,) -> (N,)."""
+    exponents_F = exact(torch.arange(first, first + dims // 2, device=distances_N.device)) * 2 / dims
+    angles_NF = exact(distances_N)[:, None] * 10000.0**-exponents_F
+    return (torch.cos(angles_NF) - 1).sum(-1)
+
+
+class Sandwich(Scheme):
+    """bias_h(Δ) = (Σ_{i=0}^{d̄/2-1} cos(Δ / 10000^(2i/d̄)) - d̄/2) / h,  h = 8n/H for head n.
+
+    `dims` is d̄. `first=1` starts the sum at i = 1, as the paper's equation is printed.
+    # paper: the equation sums i = 1..d̄/2; here: i = 0.. as in its own listing, because only that matches its figure.
+    `ratios=learned` learns log h per head, from the fixed values (the paper's future work).
+    """
+
+    name = "sandwich"
+    label = "Sandwich"
+    source = "Chi et al. 2023, arXiv:2212.10356"
+    colour = "#D55E00"
+    marker = "o"
+
+    def __init__(
+        self,
+        heads: int,
+        head_width: int,
+        *,
+        dims: int = 128,
+        first: Literal[0, 1] = 0,
+        ratios: Literal["fixed", "learned"] = "fixed",
+    ) -> None:
+        super().__init__(heads, head_width)
+        if dims < 2 or dims % 2:
+            raise BadInput(f"sandwich: dims is {dims}, but sines and cosines come in pairs: an even number from 2")
+        self.dims, self.first = dims, first
+        self.log_ratios_H: nn.Parameter | None = None
+        if ratios == "learned":
+            self.log_ratios_H = nn.Parameter(_log_ratios(heads))
+
+    def bias(self, distances_N: Tensor) -> Tensor:
+        wave_N = wave(distances_N, self.dims, self.first)
+        if self.log_ratios_H is None:
+            return wave_N / ratios(self.heads).to(wave_N)[:, None]
+        return wave_N * torch.exp(-exact(self.log_ratios_H))[:, None]
+
+
+def _log_ratios(heads: int) -> Tensor:
+    return ratios(heads).log().to(torch.get_default_dtype())

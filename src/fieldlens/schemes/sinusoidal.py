@@ -1,0 +1,34 @@
+"""Sinusoidal: sines and cosines of the absolute position, added to the token embeddings."""
+
+import torch
+from torch import Tensor
+
+from fieldlens.errors import BadInput
+from fieldlens.schemes import Scheme, exact
+
+
+class Sinusoidal(Scheme):
+    """p_m = scale·[sin(m / base^(2i/D)), cos(m / base^(2i/D))], i = 0..D/2-1: all sines, then all cosines."""
+
+    name = "sinusoidal"
+    label = "Sinusoidal"
+    source = "Vaswani et al. 2017, arXiv:1706.03762"
+    relative = False
+    colour = "#7A4F9A"
+    marker = "X"
+
+    def __init__(self, heads: int, head_width: int, *, base: float = 10000.0, scale: float = 1.0) -> None:
+        super().__init__(heads, head_width)
+        self.width = heads * head_width
+        if self.width % 2:
+            raise BadInput(
+                f"sinusoidal: the width is {self.width}, but sines and cosines come in pairs: even is needed"
+            )
+        if base <= 0:
+            raise BadInput(f"sinusoidal: base is {base:g}, but must exceed 0")
+        self.base, self.scale = base, scale
+
+    def embedding(self, positions: Tensor) -> Tensor:
+        exponents_F = exact(torch.arange(0, self.width, 2, device=positions.device)) / self.width
+        angles = exact(positions)[..., None] * self.base**-exponents_F
+        return self.scale * torch.cat([angles.sin(), angles.cos()], -1)

@@ -1,0 +1,40 @@
+"""What every test shares: one seed, and the schemes that contracts run over."""
+
+from collections.abc import Iterator
+from typing import Literal, get_args, get_origin
+
+import pytest
+import torch
+
+from fieldlens.schemes import options, registry
+
+torch.set_num_threads(1)  # the suite runs in as many processes as there are cores
+
+
+def all_specs() -> list[str]:
+    """Every registered scheme, and every choice of every option that has choices."""
+    specs = []
+    for name, cls in registry().items():
+        specs.append(name)
+        for key, parameter in options(cls).items():
+            if get_origin(parameter.annotation) is Literal:
+                others = [choice for choice in get_args(parameter.annotation) if choice != parameter.default]
+                specs += [f"{name}:{key}={choice}" for choice in others]
+    return specs
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "every_spec" in metafunc.fixturenames:
+        metafunc.parametrize("every_spec", all_specs())
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def float64() -> None:
+    torch.set_default_dtype(torch.float64)

@@ -1,0 +1,121 @@
+"""Attention's own promises: its defaults, its limits, its memory."""
+
+import pytest
+import torch
+
+import fieldlens
+from fieldlens import attend
+from fieldlens.errors import BadInput
+from fieldlens.layout import Run, Scatter, layout, visible
+
+HEADS, WIDTH = 2, 4
+
+
+def qkv(queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return tuple(torch.randn(1, HEADS, count, WIDTH) for count in (queries, keys, keys))  # type: ignore[return-value]
+
+
+def test_a_window_of_w_is_w_keys_with_the_query_itself() -> None:
+    distances = torch.arange(-2, 6)
+    assert visible(distances, 3).tolist() == [False, False, True, True, True, False, False, False]
+    assert visible(distances, None).tolist() == [False, False, *[True] * 6]
+
+
+def test_positions_default_to_the_last_queries() -> None:
+    q, k, v = qkv(3, 8)
+    built = fieldlens.scheme("alibi", HEADS, WIDTH)
+    explicit = fieldlens.attention(q, k, v, built, None, torch.arange(5, 8), torch.arange(8))
+    assert torch.equal(fieldlens.attention(q, k, v, built), explicit)
+
+
+def test_the_schemes_own_window_counts() -> None:
+    q, k, v = qkv(9, 9)
+    own = fieldlens.attention(q, k, v, fieldlens.scheme("alibi:window=3", HEADS, WIDTH), window=5)
+    given = fieldlens.attention(q, k, v, fieldlens.scheme("alibi", HEADS, WIDTH), window=3)
+    assert torch.equal(own, given)
+
+
+def test_layout_knows_runs() -> None:
+    run = torch.arange(10)
+    assert isinstance(layout(run, run, None), Run)
+    assert layout(run, run, None).square
+    assert not layout(run, run, 4).square
+    assert not layout(run[5:], run, None).square
+    assert isinstance(layout(run.expand(3, -1), run.expand(3, -1), None), Run)
+    assert isinstance(layout(run + 4, run, 4), Scatter)  # query 13 sees no key: the last stands at 9
+    assert isinstance(layout(run + 3, run, 4), Run)
+    assert isinstance(layout(run - 1, run - 1, None), Scatter)  # a key before position 0 is padding
+    assert isinstance(layout(run.flip(0), run, None), Scatter)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("spec", ["sandwich", "kerple", "t5", "none:window=100"])
+def test_no_square_tensor_is_made(spec: str, window: int | None) -> None:
+    """No operator's output in forward or backward comes near H·L·L elements."""
+    length = 2048
+    built = fieldlens.scheme(spec, HEADS, WIDTH)
+    q, k, v = (x.requires_grad_() for x in qkv(length, length))
+    sizes: list[int] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = function(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, (tuple, list)) else [out]:
+                if isinstance(tensor, torch.Tensor):
+                    sizes.append(tensor.untyped_storage().nbytes() // tensor.element_size())
+            return out
+
+    with Watch():
+        fieldlens.attention(q, k, v, built, window).sum().backward()
+    assert max(sizes) <= HEADS * length * (2 * attend.LEARNED_ROWS)
+
+
+def test_half_precision_keeps_its_bias_in_float32() -> None:
+    """At bias -40 a bfloat16 table would be off by 0.1; the error here is that of bfloat16 inputs alone."""
+    built = fieldlens.scheme("sandwich", HEADS, WIDTH)
+    assert attend.bias_table(built, 512, torch.empty(0, dtype=torch.bfloat16)).dtype == torch.float32  # type: ignore[union-attr]
+    q, k, v = (x.bfloat16().requires_grad_() for x in qkv(64, 64))
+    wide = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    half_out, wide_out = fieldlens.attention(q, k, v, built), fieldlens.attention(*wide, built)
+    assert half_out.dtype == torch.bfloat16
+    assert (half_out.float() - wide_out).abs().max() <= 2**-8 * wide_out.abs().max()
+    half_out.float().sum().backward()
+    wide_out.sum().backward()
+    for half, full in zip((q, k, v), wide, strict=True):
+        assert (half.grad.float() - full.grad).abs().max() <= 2**-7 * full.grad.abs().max() + 1e-6  # type: ignore[union-attr]
+
+
+def test_without_the_private_operators_the_public_ones_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> None:
+        raise AttributeError("no such operator")
+
+    attend.fused_works.cache_clear()
+    monkeypatch.setattr(attend, "_fused_forward", gone)
+    try:
+        assert not attend.fused_works()
+        q, k, v = qkv(9, 9)
+        assert fieldlens.attention(q, k, v, fieldlens.scheme("alibi", HEADS, WIDTH)).shape == q.shape
+    finally:
+        attend.fused_works.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 5, 4)), "shapes do not fit"),
+        (((1, 2, 3, 4), (1, 3, 3, 4), (1, 3, 3, 4)), "shapes do not fit"),
+        (((1, 3, 3, 4), (1, 3, 3, 4), (1, 3, 3, 4)), "q has 3 heads of width 4, the scheme has 2 of width 4"),
+    ],
+)
+def test_shapes_that_do_not_fit(shapes: tuple[tuple[int, ...], ...], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        fieldlens.attention(*(torch.zeros(shape) for shape in shapes), fieldlens.scheme("none", HEADS, WIDTH))
+
+
+def test_positions_that_do_not_fit() -> None:
+    q, k, v = qkv(3, 8)
+    built = fieldlens.scheme("none", HEADS, WIDTH)
+    with pytest.raises(BadInput, match="q_positions has 4 entries for 3 tokens"):
+        fieldlens.attention(q, k, v, built, None, torch.arange(4), torch.arange(8))
+    with pytest.raises(BadInput, match="window is 0"):
+        fieldlens.attention(q, k, v, built, 0)

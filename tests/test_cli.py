@@ -1,0 +1,142 @@
+"""The command line as a user meets it: what it prints, what it draws, how it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fieldlens import cli, machine
+from fieldlens.cli.schemes import schemes
+from fieldlens.errors import BadInput
+from fieldlens.schemes import registry
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    code = 0
+    try:
+        cli.main(words)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_listing_names_every_scheme(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "schemes")
+    assert code == 0
+    for name, cls in registry().items():
+        assert name in out
+        assert cls.label in out
+
+
+def test_listing_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "schemes", "--json")
+    rows = {row["spec"]: row for row in json.loads(out)["schemes"]}
+    assert set(rows) == set(registry())
+    assert rows["kerple"]["learned_parameters"] == 24
+    assert rows["t5"]["learned_parameters"] == 384
+    assert rows["sandwich"]["options"]["dims"] == {"default": 128, "choices": None}
+    assert rows["sandwich"]["options"]["ratios"]["choices"] == ["fixed", "learned"]
+    assert rows["sinusoidal"]["kind"] == "absolute"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--plot", "all.png"],
+        ["sandwich", "--heatmap", "--plot", "heat.png"],
+        ["sandwich", "--fit", "--plot", "row.svg"],
+        ["sandwich:dims=32", "sandwich", "--head", "12", "--log", "--plot", "dims.pdf"],
+        ["none:window=40", "alibi:window=8", "--heatmap", "--length", "60", "--plot", "windows.png"],
+    ],
+    ids=lambda words: words[-1],
+)
+def test_pictures_are_drawn(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, "schemes", *words)
+    assert (code, err) == (0, "")
+    assert f"drawn: {words[-1]}" in out
+    assert (tmp_path / words[-1]).stat().st_size > 3000
+
+
+def test_fit_prints_our_constants_beside_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "schemes", "sandwich", "--fit", "--json")
+    (fit,) = json.loads(out)["fits"]
+    assert (round(fit["slope"], 4), round(fit["constant"], 4)) == (-0.8324, -0.7938)
+    assert fit["paper"] == {"slope": -0.825, "constant": -0.8}
+    _, out, _ = run(capsys, "schemes", "sandwich", "--fit")
+    assert "-0.8324·log(1 + Δ) - 0.7938" in out
+    assert "-0.8250·log(1 + Δ) - 0.8000" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["schemes", "sandwhich"], "unknown scheme 'sandwhich': did you mean 'sandwich'?"),
+        (["schemes", "sandwich:dim=3"], "did you mean 'dims'?"),
+        (["schemes", "none:window=0"], "window is 0"),
+        (["schemes", "rotary", "--head-width", "7"], "head width is 7"),
+        (["schemes", "rotary", "--plot", "x.png"], "'rotary' adds no bias to scores"),
+        (["schemes", "sandwich", "--plot", "x.gif"], "must end in .png, .svg, .pdf"),
+        (["schemes", "sandwich", "--heatmap"], "--plot FILE.png"),
+        (["schemes", "--head", "13", "--plot", "x.png"], "--head is 13, but there are 12 heads"),
+        (["schemes", "--length", "1", "--plot", "x.png"], "--length is 1"),
+        (["schemes", "--heads", "0"], "heads is 0"),
+        (["schemes", "--threads", "0"], "threads is 0"),
+        (["schemes", "--device", "abacus"], "device 'abacus' cannot be used"),
+        (["schemes", "--dtype", "int4"], "int4"),
+        (["schemes", "--hed", "1"], "--hed"),
+        (["scemes"], "schemes"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_refusals_are_one_line_and_exit_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert err.startswith("fieldlens: ")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(BadInput):
+        cli.main(["schemes", "sandwhich", "--debug"])
+
+
+def test_a_disk_that_cannot_be_written_is_exit_4(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "schemes", "sandwich", "--plot", str(tmp_path / "file" / "x.png"))
+    assert code == 4
+    assert err.count("\n") == 1
+
+
+def test_bfloat16_is_probed_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "bfloat16_runs", lambda: False)
+    with pytest.raises(BadInput, match="bfloat16 does not run on this CPU"):
+        machine.Machine(device="cpu", dtype="bfloat16").start()
+
+
+def test_a_machine_that_dies_of_bfloat16_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert not machine.bfloat16_runs()
+
+
+def test_version_and_help_do_not_import_torch() -> None:
+    program = "import sys, fieldlens.cli as c\ntry: c.main([sys.argv[1]])\nfinally: assert 'torch' not in sys.modules"
+    for word, wanted in (("--version", "fieldlens 0.1.0"), ("--help", "schemes")):
+        child = subprocess.run([sys.executable, "-c", program, word], capture_output=True, text=True, check=True)
+        assert wanted in child.stdout
+
+
+def test_every_verb_has_an_example() -> None:
+    assert "Example: fieldlens schemes" in (schemes.__doc__ or "")

@@ -1,0 +1,143 @@
+"""Model folders in transformers: round trips, generation, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import fieldlens
+from fieldlens.errors import BadInput
+from fieldlens.huggingface import FieldlensForCausalLM
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags.*")
+
+
+def decoder(spec: str, **changes: object) -> fieldlens.Decoder:
+    shape = {"layers": 2, "width": 32, "heads": 4, "vocabulary": 60, "init_std": 0.2, **changes}
+    return fieldlens.Decoder(fieldlens.Config(scheme=spec, **shape)).eval()  # type: ignore[arg-type]
+
+
+def save(model: fieldlens.Decoder, folder: Path) -> Path:
+    FieldlensForCausalLM.of(model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_folder_round_trips_bit_for_bit(every_spec: str, tied: bool, tmp_path: Path) -> None:
+    model = decoder(every_spec, window=7, tied=tied)
+    folder = save(model, tmp_path / "first")
+    loaded = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert AutoConfig.from_pretrained(folder).shape() == model.config
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), loaded.decoder.parameters(), strict=True))
+    assert (loaded.decoder.head.weight is loaded.decoder.embedding.weight) == tied
+    ids = torch.randint(60, (2, 30))
+    assert torch.equal(loaded(ids).logits, model(ids))
+    loaded.save_pretrained(tmp_path / "second")
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / "second" / file).read_bytes() == (folder / file).read_bytes()
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
+
+
+def greedy(model: fieldlens.Decoder, ids: torch.Tensor, tokens: int) -> torch.Tensor:
+    for _ in range(tokens):
+        ids = torch.cat([ids, model(ids)[:, -1:].argmax(-1)], 1)
+    return ids
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}]
+)
+@pytest.mark.parametrize("window", [None, 5])
+def test_generate_is_the_greedy_loop(every_spec: str, window: int | None, options: dict[str, object]) -> None:
+    model = decoder(every_spec, window=window)
+    ids = torch.randint(1, 60, (2, 9))
+    made = FieldlensForCausalLM.of(model).generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0, **options)
+    assert torch.equal(made, greedy(model, ids, 12))
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_padding_on_the_left_changes_nothing(every_spec: str, window: int | None) -> None:
+    model = decoder(every_spec, window=window)
+    prompts = [torch.randint(1, 60, (1, length)) for length in (9, 4)]
+    padded = torch.zeros(2, 9, dtype=torch.long)
+    padded[0], padded[1, 5:] = prompts[0], prompts[1]
+    wrapped = FieldlensForCausalLM.of(model)
+    mask = (padded > 0).long()
+    made = wrapped.generate(padded, attention_mask=mask, max_new_tokens=10, do_sample=False, pad_token_id=0)
+    for row, prompt in zip(made, prompts, strict=True):
+        alone = greedy(model, prompt, 10)[0]
+        assert row[-len(alone) :].tolist() == alone.tolist()
+
+
+def test_beams_reorder_the_cache() -> None:
+    wrapped = FieldlensForCausalLM.of(decoder("sandwich"))
+    ids = torch.randint(1, 60, (2, 9))
+    options = {"max_new_tokens": 8, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(wrapped.generate(ids, **options), wrapped.generate(ids, use_cache=False, **options))
+
+
+def test_loss_and_kept_logits() -> None:
+    model = decoder("alibi")
+    wrapped, ids = FieldlensForCausalLM.of(model), torch.randint(60, (2, 9))
+    wanted = torch.nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert float(wrapped(ids, labels=ids).loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
+    assert torch.equal(wrapped(ids, logits_to_keep=1).logits, model(ids)[:, -1:])
+    assert torch.equal(wrapped(inputs_embeds=model.embed(ids)).logits, model(ids))
+
+
+def test_position_ids_are_honoured() -> None:
+    model, ids = decoder("sinusoidal"), torch.randint(60, (1, 9))
+    wanted = model(ids, positions=torch.arange(5, 14))
+    assert torch.equal(FieldlensForCausalLM.of(model)(ids, position_ids=torch.arange(5, 14)[None]).logits, wanted)
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"attention_mask has the shape \(1, 5\), wanted is \(batch, 9\)"):
+        FieldlensForCausalLM.of(decoder("none"))(torch.zeros(1, 9, dtype=torch.long), attention_mask=torch.ones(1, 5))
+
+
+def damage(folder: Path, change: object) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)  # type: ignore[operator]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights.pop("decoder.norm.weight"), "missing keys: .*decoder.norm.weight"),
+        (lambda weights: weights.update({"decoder.extra": torch.zeros(2)}), "unexpected keys: .*decoder.extra"),
+        (lambda weights: weights["decoder.norm.weight"].fill_(torch.nan), "not finite: decoder.norm.weight"),
+    ],
+)
+def test_damaged_weights_are_refused(change: object, message: str, tmp_path: Path) -> None:
+    folder = save(decoder("kerple"), tmp_path)
+    damage(folder, change)
+    with pytest.raises(BadInput, match=message):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_weights_are_projected_at_load(tmp_path: Path) -> None:
+    folder = save(decoder("kerple"), tmp_path)
+    damage(folder, lambda weights: weights["decoder.scheme.a_H"].fill_(-1.0))
+    assert AutoModelForCausalLM.from_pretrained(folder).decoder.scheme.a_H.tolist() == pytest.approx([0.01] * 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": 30}, "width 30 is not a multiple of heads 4"),
+        ({"scheme": "sandwhich"}, "did you mean 'sandwich'"),
+        ({"window": 0}, "window is 0"),
+        ({"layers": "many"}, "layers"),
+    ],
+)
+def test_a_bad_configuration_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    folder = save(decoder("sandwich"), tmp_path)
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, **change}))
+    with pytest.raises(Exception, match=message):
+        AutoModelForCausalLM.from_pretrained(folder)
