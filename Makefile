@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check format extras bench clean
+.PHONY: demo test check format extras bench campaign clean
 
 demo: $(READY)  ## draw every positional scheme into demo/
 	$(BIN)/fieldlens schemes
@@ -26,6 +26,9 @@ extras: $(READY)  ## install the heavy extras and run the tests that need them
 
 bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmarks/
 	$(BIN)/python benchmarks/attention.py
+
+campaign: $(READY)  ## plant bugs, one at a time, and expect the suite to find each
+	$(BIN)/python tests/plant.py
 
 clean:
 	rm -rf .venv demo

@@ -141,3 +141,13 @@ def test_a_bad_configuration_is_refused(change: dict[str, object], message: str,
     (folder / "config.json").write_text(json.dumps({**values, **change}))
     with pytest.raises(Exception, match=message):
         AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_nothing_in_a_folder_is_executed(tmp_path: Path) -> None:
+    folder = save(decoder("sandwich"), tmp_path)
+    values = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps({**values, "auto_map": names}))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    AutoModelForCausalLM.from_pretrained(folder)
+    assert not (tmp_path / "executed").exists()

@@ -148,10 +148,10 @@ class _Blocks(torch.autograd.Function):
             )
             d_out_i = _blank(d_out[:, :, queries].flip(2).to(wide), where, queries)
             scores = torch.matmul(q_i, k_i.transpose(2, 3)).add_(where.mask(bias, queries, keys))
-            with torch.enable_grad():
-                shares = torch.softmax(scores.requires_grad_(), -1)
-            d_v[:, :, keys] += torch.matmul(shares.detach().transpose(2, 3), d_out_i)
-            (d_scores,) = torch.autograd.grad(shares, scores, torch.matmul(d_out_i, v_i.transpose(2, 3)))
+            shares = torch.softmax(scores, -1)
+            d_v[:, :, keys] += torch.matmul(shares.transpose(2, 3), d_out_i)
+            d_scores = torch.matmul(d_out_i, v_i.transpose(2, 3)).mul_(shares)
+            d_scores.addcmul_(shares, d_scores.sum(-1, keepdim=True), value=-1)
             if d_bias is not None:
                 where.fold(d_scores, d_bias, queries, keys)
             d_q[:, :, queries] = torch.matmul(d_scores, k_i).flip(2)

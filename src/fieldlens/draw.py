@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from fieldlens.attend import bias_table
 from fieldlens.errors import BadInput
 from fieldlens.layout import visible
 from fieldlens.schemes import Scheme
@@ -60,21 +61,24 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path)
 
 
-def bias_by_distance(scheme: Scheme, length: int) -> Tensor:
-    """A scheme's biases under its window, nan where nothing is seen: (H, N)."""
-    distances_N = torch.arange(length)
-    bias_HN = scheme.bias(distances_N)
+def bias_by_distance(scheme: Scheme, length: int, like: Tensor) -> Tensor:
+    """What attention adds to scores in computations like this tensor's, nan where nothing is seen: (H, N)."""
+    bias_HN = bias_table(scheme, length, like)
     if bias_HN is None:
-        bias_HN = torch.zeros(scheme.heads, length, dtype=torch.float64)
-    return torch.where(visible(distances_N, scheme.window), bias_HN.detach(), torch.nan)
+        bias_HN = torch.zeros(scheme.heads, length, device=like.device)
+    seen_N = visible(torch.arange(length, device=like.device), scheme.window)
+    return torch.where(seen_N, bias_HN.detach(), torch.nan).cpu()
 
 
-def panels_of_heads(schemes: Sequence[Scheme], length: int, log: bool) -> Figure:
+Biases = Sequence[tuple[Scheme, Tensor]]
+"""Schemes, each with its bias by distance, (H, N)."""
+
+
+def panels_of_heads(biases: Biases, log: bool) -> Figure:
     """One panel per scheme, one line per head: head 1 lightest."""
-    figure, axes = new_figure(len(schemes), "Bias added to the score of a key, by its distance; one line per head")
-    for panel, scheme in zip(axes, schemes, strict=True):
-        tints = shades(scheme.colour, scheme.heads)
-        for tint, line_N in zip(tints, bias_by_distance(scheme, length), strict=True):
+    figure, axes = new_figure(len(biases), "Bias added to the score of a key, by its distance; one line per head")
+    for panel, (scheme, bias_HN) in zip(axes, biases, strict=True):
+        for tint, line_N in zip(shades(scheme.colour, scheme.heads), bias_HN, strict=True):
             panel.plot(line_N.numpy(), color=tint, linewidth=0.8)
         start = ", before training" if any(True for _ in scheme.parameters()) else ""
         panel.set_title(scheme.spec + start, fontsize=8)
@@ -82,31 +86,30 @@ def panels_of_heads(schemes: Sequence[Scheme], length: int, log: bool) -> Figure
     return figure
 
 
-def one_head(schemes: Sequence[Scheme], length: int, head: int, log: bool, fits: Sequence[Fit] = ()) -> Figure:
+def one_head(biases: Biases, head: int, log: bool, fits: Sequence[Fit] = ()) -> Figure:
     """One panel, one line per scheme, for one head; log curves on top."""
     figure, (panel,) = new_figure(1)
-    for scheme in schemes:
-        alike = [other for other in schemes if other.name == scheme.name]
-        tint = shades(scheme.colour, len(alike))[alike.index(scheme)]
-        panel.plot(bias_by_distance(scheme, length)[head - 1].numpy(), color=tint, linewidth=1, label=scheme.spec)
-    x_N = torch.arange(length)
+    for index, (scheme, bias_HN) in enumerate(biases):
+        alike = [other for other, (its, _) in enumerate(biases) if its.name == scheme.name]
+        tint = shades(scheme.colour, len(alike))[alike.index(index)]
+        panel.plot(bias_HN[head - 1].numpy(), color=tint, linewidth=1, label=scheme.spec)
+    logs_N = torch.log1p(torch.arange(biases[0][1].shape[1], dtype=torch.float64))
     for fit, (colour, style) in zip(fits, (("#000000", "-"), ("#009E73", "--")), strict=False):
-        curve_N = fit.slope * torch.log1p(x_N.double()) + fit.constant
-        panel.plot(curve_N.numpy(), color=colour, linestyle=style, linewidth=1, label=fit.label)
+        panel.plot((fit.slope * logs_N + fit.constant).numpy(), color=colour, linestyle=style, lw=1, label=fit.label)
     _label_distance(panel, log)
     figure.legend(*panel.get_legend_handles_labels(), fontsize=6, frameon=False, loc="outside upper center", ncols=2)
     return figure
 
 
-def matrices(schemes: Sequence[Scheme], length: int, head: int) -> Figure:
+def matrices(biases: Biases, head: int) -> Figure:
     """One heat map per scheme: queries down, keys across, nothing above the diagonal."""
-    figure, axes = new_figure(len(schemes))
+    figure, axes = new_figure(len(biases))
+    length = biases[0][1].shape[1]
     positions_T = torch.linspace(0, length - 1, min(length, 512)).round().long()
     distances_TS = positions_T[:, None] - positions_T[None, :]
-    for panel, scheme in zip(axes, schemes, strict=True):
-        line_N = _blurred(bias_by_distance(scheme, length)[head - 1], length // len(positions_T))
-        seen = visible(distances_TS, scheme.window)
-        matrix_TS = torch.where(seen, line_N[distances_TS.clamp(min=0)], torch.nan)
+    for panel, (scheme, bias_HN) in zip(axes, biases, strict=True):
+        line_N = _blurred(bias_HN[head - 1], length // len(positions_T))
+        matrix_TS = line_N[distances_TS.clamp(min=0)].masked_fill(distances_TS < 0, torch.nan)
         image = panel.imshow(matrix_TS.numpy(), extent=(0, length, length, 0), cmap="viridis", interpolation="nearest")
         figure.colorbar(image, ax=panel, shrink=0.8).ax.tick_params(labelsize=6)
         panel.set_title(f"{scheme.spec}, head {head} of {scheme.heads}", fontsize=8)

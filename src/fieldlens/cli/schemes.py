@@ -52,10 +52,11 @@ def schemes(
     """
     import torch
 
+    from fieldlens.draw import bias_by_distance
     from fieldlens.errors import BadInput
     from fieldlens.schemes import registry, scheme
 
-    machine.start()
+    device, dtype = machine.start()
     torch.manual_seed(0)  # learned biases are drawn as training would find them
     if heatmap and plot is None:
         raise BadInput("--heatmap draws a picture: say where with --plot FILE.png")
@@ -64,18 +65,30 @@ def schemes(
     length = length if length is not None else (8192 if heatmap or fit else 512)
     if length < 2:
         raise BadInput(f"--length is {length}: at least 2 distances are needed")
-    built = [scheme(spec, heads, head_width) for spec in specs or registry()]
-    report: dict[str, Any] = {
-        "heads": heads,
-        "head_width": head_width,
-        "schemes": [_row(one) for one in built],
-    }
-    if fit:
-        report["fits"] = _fits(built, head or heads, length)
-    if plot is not None:
-        _draw(built, plot, heatmap, head, length, log, report.get("fits", []), explicit=bool(specs))
-        report["plot"] = str(plot)
+    built = [scheme(spec, heads, head_width).to(device) for spec in specs or registry()]
+    report: dict[str, Any] = {"heads": heads, "head_width": head_width, "schemes": [_row(one) for one in built]}
+    if fit or plot is not None:
+        shown = _with_bias(built, explicit=bool(specs))
+        biases = [(one, bias_by_distance(one, length, torch.empty(0, device=device, dtype=dtype))) for one in shown]
+        if fit:
+            report["fits"] = _fits(biases, head or heads)
+        if plot is not None:
+            _draw(biases, plot, heatmap, head or (heads if heatmap or fit else None), log, report.get("fits", []))
+            report["plot"] = str(plot)
     _print(report, as_json)
+
+
+def _with_bias(built: list[Any], explicit: bool) -> list[Any]:
+    """The schemes that have something to draw; one that was asked for by name must."""
+    import torch
+
+    from fieldlens.errors import BadInput
+
+    shown = [one for one in built if one.window or one.bias(torch.arange(1)) is not None]
+    if explicit and len(shown) < len(built):
+        blank = next(one for one in built if one not in shown)
+        raise BadInput(f"'{blank.spec}' adds no bias to scores: there is nothing to draw")
+    return shown
 
 
 def _row(scheme: Any) -> dict[str, Any]:
@@ -103,19 +116,15 @@ def _choices(scheme: Any, key: str) -> list[Any] | None:
     return list(get_args(annotation)) if get_origin(annotation) is Literal else None
 
 
-def _fits(built: list[Any], head: int, length: int) -> list[dict[str, Any]]:
-    """Our least squares on one head of each scheme with a bias, the paper's constants for Sandwich beside it."""
-    import torch
-
-    from fieldlens.draw import bias_by_distance
+def _fits(biases: list[tuple[Any, Any]], head: int) -> list[dict[str, Any]]:
+    """Our least squares on one head of each scheme, the paper's constants for Sandwich beside it."""
     from fieldlens.schemes.sandwich import ratios
     from fieldlens.schemes.smoothed import PRINTED, log_fit
 
     rows = []
-    for one in built:
-        line_N = bias_by_distance(one, length)[head - 1]
-        seen_N = torch.arange(length)[~line_N.isnan()]
-        slope, constant = log_fit(seen_N, line_N[seen_N])
+    for one, bias_HN in biases:
+        seen_N = (~bias_HN[head - 1].isnan()).nonzero()[:, 0]
+        slope, constant = log_fit(seen_N, bias_HN[head - 1, seen_N])
         row: dict[str, Any] = {"spec": one.spec, "head": head, "slope": slope, "constant": constant}
         if one.name == "sandwich":
             stretch = 8 / float(ratios(one.heads)[head - 1])
@@ -125,32 +134,18 @@ def _fits(built: list[Any], head: int, length: int) -> list[dict[str, Any]]:
 
 
 def _draw(
-    built: list[Any],
-    plot: Path,
-    heatmap: bool,
-    head: int | None,
-    length: int,
-    log: bool,
-    fits: list[dict[str, Any]],
-    explicit: bool,
+    biases: list[tuple[Any, Any]], plot: Path, heatmap: bool, head: int | None, log: bool, fits: list[dict[str, Any]]
 ) -> None:
-    import torch
-
     from fieldlens import draw
-    from fieldlens.errors import BadInput
 
-    drawable = [one for one in built if one.window or one.bias(torch.arange(1)) is not None]
-    if explicit and len(drawable) < len(built):
-        blank = next(one for one in built if one not in drawable)
-        raise BadInput(f"'{blank.spec}' adds no bias to scores: there is nothing to draw")
-    if heatmap:
-        figure = draw.matrices(drawable, length, head or drawable[0].heads)
-    elif fits or head is not None:
+    if head is None:
+        figure = draw.panels_of_heads(biases, log)
+    elif heatmap:
+        figure = draw.matrices(biases, head)
+    else:
         curves = [draw.Fit(row["slope"], row["constant"], f"ours: {_curve(row)}") for row in fits]
         curves += [draw.Fit(**row["paper"], label=f"paper: {_curve(row['paper'])}") for row in fits if "paper" in row]
-        figure = draw.one_head(drawable, length, head or drawable[0].heads, log, curves)
-    else:
-        figure = draw.panels_of_heads(drawable, length, log)
+        figure = draw.one_head(biases, head, log, curves)
     draw.save(figure, plot)
 
 

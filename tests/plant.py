@@ -1,0 +1,82 @@
+"""Test the tests: plant one bug at a time in a copy of the source and expect the suite to turn red.
+
+Example: python tests/plant.py
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+# What is wrong, the file, the right text, the wrong text.
+BUGS = [
+    ("window off by one", "layout.py", "(distances < (window", "(distances <= (window"),
+    ("one future token visible", "layout.py", "(distances >= 0) &", "(distances >= -1) &"),
+    ("a key too few under a window", "layout.py", "(self.window or FOREVER) + 1)", "(self.window or FOREVER) + 2)"),
+    ("padding attended to", "layout.py", " & (self.k_positions_BS >= 0)[:, None, :]", ""),
+    ("bias gradient one distance off", "layout.py", "F.pad(d_mask.sum(0), (0, t + 1))", "F.pad(d_mask.sum(0), (1, t))"),
+    ("blind queries not zeroed", "attend.py", "rows.masked_fill(blind, 0)", "rows"),
+    ("keys not rotated", "attend.py", "k_BHSK = turn(k_BHSK, rotation(scheme.angles(k_positions), k_BHSK))", "pass"),
+    ("keys not rotated in the decoder", "decoder.py", "turn(k_BHSK, place.k_rotation)", "k_BHSK"),
+    ("bias sign", "attend.py", "table_HN.to(_wide(like))", "-table_HN.to(_wide(like))"),
+    ("bias in half precision", "attend.py", "table_HN.to(_wide(like))", "table_HN.to(like.dtype)"),
+    ("last position: one token too few", "decoder.py", "* (window - 1) + 1)", "* (window - 1))"),
+    ("residual initialised too wide", "decoder.py", 'name.endswith("_out")', 'name.endswith("nothing")'),
+    ("learned biases decay", "decoder.py", " and id(p) not in still]", "]"),
+    ("frequency index", "schemes/sandwich.py", "arange(first, first +", "arange(1 + first, 1 + first +"),
+    ("missing 1/h", "schemes/sandwich.py", "wave_N / ratios(self.heads)", "wave_N / ratios(self.heads) ** 0"),
+    ("floor before the shift", "schemes/alibi.py", "max(slope * 2.0**-shift, slope_floor)", "max(slope, slope_floor)"),
+    ("missing √K", "schemes/t5.py", "math.sqrt(head_width)", "1.0"),
+    ("no projection at load", "schemes/__init__.py", "module.project()", "None"),
+    ("no projection in transformers", "huggingface.py", "model.decoder.scheme.project()", "pass"),
+    ("broken weights accepted", "huggingface.py", "if broken:", "if not model:"),
+    ("missing weights accepted", "huggingface.py", '("missing_keys", ', "("),
+    ("padding counted as positions", "huggingface.py", ".masked_fill(attention_mask == 0, -1)", ""),
+]  # fmt: skip
+
+
+def suite_is_red(source: Path) -> bool:
+    """Whether some test fails when the package is taken from this folder."""
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "2", "-p", "no:cacheprovider", "--no-header"]
+    skipped = [
+        "--ignore",
+        "tests/test_plugin.py",
+        "--ignore",
+        "tests/test_harness.py",
+        "--ignore",
+        "tests/test_house.py",
+    ]
+    child = subprocess.run(
+        command + skipped, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(source)}, capture_output=True, check=False
+    )
+    return child.returncode != 0 and b" failed" in child.stdout  # xdist ends in 2, not 1, when it stops early
+
+
+def main() -> None:
+    missed = []
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source)
+        if suite_is_red(source):
+            sys.exit("the suite is red without any bug")
+        for what, file, right, wrong in BUGS:
+            path = source / "fieldlens" / file
+            text = path.read_text()
+            if text.count(right) == 0:
+                sys.exit(f"{file} no longer holds: {right}")
+            path.write_text(text.replace(right, wrong))
+            found = suite_is_red(source)
+            path.write_text(text)
+            print(f"{'found ' if found else 'MISSED'}  {what}", flush=True)
+            if not found:
+                missed.append(what)
+    print(f"{len(BUGS) - len(missed)} of {len(BUGS)} planted bugs found")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
