@@ -28,7 +28,7 @@ BUGS = [
     ("residual initialised too wide", "decoder.py", 'name.endswith("_out")', 'name.endswith("nothing")'),
     ("learned biases decay", "decoder.py", " and id(p) not in still]", "]"),
     ("frequency index", "schemes/sandwich.py", "arange(first, first +", "arange(1 + first, 1 + first +"),
-    ("missing 1/h", "schemes/sandwich.py", "wave_N / ratios(self.heads)", "wave_N / ratios(self.heads) ** 0"),
+    ("missing 1/h", "schemes/sandwich.py", "wave_N / ratios(self.heads)", "wave_N / torch.ones(self.heads)"),
     ("floor before the shift", "schemes/alibi.py", "max(slope * 2.0**-shift, slope_floor)", "max(slope, slope_floor)"),
     ("missing √K", "schemes/t5.py", "math.sqrt(head_width)", "1.0"),
     ("no projection at load", "schemes/__init__.py", "module.project()", "None"),

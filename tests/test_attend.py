@@ -1,5 +1,6 @@
 """Attention's own promises: its defaults, its limits, its memory."""
 
+import oracle
 import pytest
 import torch
 
@@ -70,6 +71,23 @@ def test_no_square_tensor_is_made(spec: str, window: int | None) -> None:
     assert max(sizes) <= HEADS * length * (2 * attend.LEARNED_ROWS)
 
 
+def test_a_padded_batch_is_cut_to_the_window_too() -> None:
+    """Each block of queries is given only keys that some row can see, and a gathered mask stays small."""
+    tokens, window = 4096, 64
+    positions = torch.stack([torch.arange(tokens), torch.arange(tokens) - 7]).clamp(min=-1)
+    where = layout(positions, positions, window)
+    assert isinstance(where, Scatter)
+    for queries, keys in where.blocks(256):
+        assert keys.stop - keys.start <= queries.stop - queries.start + window + 7
+    full = layout(positions, positions, None)
+    assert all((queries.stop - queries.start) * 2 * tokens <= 2**20 for queries, _ in full.blocks(256))
+
+
+def test_reach_is_the_largest_distance() -> None:
+    far = torch.tensor([1_000_000, 1_000_002])
+    assert layout(far, far, None).reach == 3
+
+
 def test_half_precision_keeps_its_bias_in_float32() -> None:
     """At bias -40 a bfloat16 table would be off by 0.1; the error here is that of bfloat16 inputs alone."""
     built = fieldlens.scheme("sandwich", HEADS, WIDTH)
@@ -94,7 +112,9 @@ def test_without_the_private_operators_the_public_ones_serve(monkeypatch: pytest
     try:
         assert not attend.fused_works()
         q, k, v = qkv(9, 9)
-        assert fieldlens.attention(q, k, v, fieldlens.scheme("alibi", HEADS, WIDTH)).shape == q.shape
+        built, at = fieldlens.scheme("alibi", HEADS, WIDTH), torch.arange(9)[None]
+        wanted = oracle.attention(q, k, v, built, None, at, at)
+        assert (fieldlens.attention(q, k, v, built) - wanted).abs().max() < 1e-6
     finally:
         attend.fused_works.cache_clear()
 
@@ -115,7 +135,15 @@ def test_shapes_that_do_not_fit(shapes: tuple[tuple[int, ...], ...], message: st
 def test_positions_that_do_not_fit() -> None:
     q, k, v = qkv(3, 8)
     built = fieldlens.scheme("none", HEADS, WIDTH)
-    with pytest.raises(BadInput, match="q_positions has 4 entries for 3 tokens"):
+    with pytest.raises(BadInput, match=r"q_positions has the shape \(4,\), wanted is \(3,\) or \(1, 3\)"):
         fieldlens.attention(q, k, v, built, None, torch.arange(4), torch.arange(8))
+    with pytest.raises(BadInput, match=r"k_positions has the shape \(2, 8\), wanted is \(8,\) or \(1, 8\)"):
+        fieldlens.attention(q, k, v, built, None, torch.arange(3), torch.zeros(2, 8).long())
+    with pytest.raises(BadInput, match="8 queries for 3 keys"):
+        fieldlens.attention(k, q, q, built)
+    with pytest.raises(BadInput, match="at least one query and one key"):
+        fieldlens.attention(q, k[:, :, :0], v[:, :, :0], built)
+    with pytest.raises(BadInput, match="types do not fit"):
+        fieldlens.attention(q, k.double(), v, built)
     with pytest.raises(BadInput, match="window is 0"):
         fieldlens.attention(q, k, v, built, 0)

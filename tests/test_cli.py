@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from fieldlens import cli, machine
-from fieldlens.cli.schemes import schemes
 from fieldlens.errors import BadInput
 from fieldlens.schemes import registry
 
@@ -80,6 +79,9 @@ def test_fit_prints_our_constants_beside_the_papers(capsys: pytest.CaptureFixtur
         (["schemes", "sandwhich"], "unknown scheme 'sandwhich': did you mean 'sandwich'?"),
         (["schemes", "sandwich:dim=3"], "did you mean 'dims'?"),
         (["schemes", "none:window=0"], "window is 0"),
+        (["schemes", "alibi:shift=-2000"], "beyond ±100"),
+        (["schemes", "sandwich:dims=1" + "0" * 30], "up to 1e+12"),
+        (["schemes", "sandwich:window=1", "--fit"], "sees 1 distance"),
         (["schemes", "rotary", "--head-width", "7"], "head width is 7"),
         (["schemes", "rotary", "--plot", "x.png"], "'rotary' adds no bias to scores"),
         (["schemes", "sandwich", "--plot", "x.gif"], "must end in .png, .svg, .pdf"),
@@ -138,5 +140,17 @@ def test_version_and_help_do_not_import_torch() -> None:
         assert wanted in child.stdout
 
 
-def test_every_verb_has_an_example() -> None:
-    assert "Example: fieldlens schemes" in (schemes.__doc__ or "")
+def test_every_verb_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    verbs = [name for name in cli.app if not name.startswith("-")]
+    assert "schemes" in verbs
+    for verb in verbs:
+        _, out, _ = run(capsys, verb, "--help")
+        assert f"Example: fieldlens {verb}" in out
+        for flag in ("--device", "--dtype", "--threads"):
+            assert flag in out, (verb, flag)
+
+
+def test_a_name_that_looks_like_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "schemes", "sandwich", "--plot", str(tmp_path / "[red].PNG"))
+    assert code == 0
+    assert "[red].PNG" in out

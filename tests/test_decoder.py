@@ -121,6 +121,8 @@ def test_last_position_mode_computes_less() -> None:
         ({"layers": 0}, "layers is 0"),
         ({"vocabulary": -5}, "vocabulary is -5"),
         ({"mlp_width": 0}, "mlp_width is 0"),
+        ({"layers": 2.5}, "layers is 2.5: a whole number"),
+        ({"init_std": -1.0}, "init_std is -1"),
         ({"window": 0}, "window is 0"),
         ({"scheme": "sandwhich"}, "did you mean 'sandwich'"),
         ({"scheme": "rotary", "width": 36}, "head width is 9"),
@@ -138,8 +140,16 @@ def test_bad_calls_are_refused() -> None:
         model(torch.tensor([[1, 60]]))
     with pytest.raises(BadInput, match="token id -1 is outside"):
         model(torch.tensor([[-1, 6]]))
-    with pytest.raises(BadInput, match="0 tokens"):
+    with pytest.raises(BadInput, match=r"tokens from 1, 32\), got \(1, 0, 32\)"):
         model(ids[:, :0])
+    with pytest.raises(BadInput, match=r"positions has the shape \(5,\), wanted is \(3,\) or \(1, 3\)"):
+        model(ids, positions=torch.arange(5))
+    with pytest.raises(BadInput, match="a cache and the positions of its keys go together"):
+        model(ids, key_positions=torch.arange(3))
+    with pytest.raises(BadInput, match=r"token ids are whole numbers of shape \(batch, tokens\)"):
+        model(ids[0])
+    with pytest.raises(BadInput, match="embeddings are"):
+        model(embeddings_BTD=torch.zeros(1, 3, 31))
     with pytest.raises(BadInput, match="either token ids or embeddings"):
         model(ids, embeddings_BTD=model.embed(ids))
     with pytest.raises(BadInput, match="window is 0"):

@@ -91,7 +91,12 @@ def test_loss_and_kept_logits() -> None:
 def test_position_ids_are_honoured() -> None:
     model, ids = decoder("sinusoidal"), torch.randint(60, (1, 9))
     wanted = model(ids, positions=torch.arange(5, 14))
-    assert torch.equal(FieldlensForCausalLM.of(model)(ids, position_ids=torch.arange(5, 14)[None]).logits, wanted)
+    wrapped, at = FieldlensForCausalLM.of(model), torch.arange(5, 14)[None]
+    assert torch.equal(wrapped(ids, position_ids=at).logits, wanted)
+    assert torch.equal(wrapped(ids, position_ids=at, attention_mask=torch.ones(1, 9)).logits, wanted)
+    cache = wrapped(ids, use_cache=True).past_key_values
+    with pytest.raises(BadInput, match="position_ids disagree"):
+        wrapped(ids[:, :1], position_ids=torch.tensor([[3]]), past_key_values=cache)
 
 
 def test_a_mask_of_another_shape_is_refused() -> None:
@@ -110,6 +115,10 @@ def damage(folder: Path, change: object) -> None:
     [
         (lambda weights: weights.pop("decoder.norm.weight"), "missing keys: .*decoder.norm.weight"),
         (lambda weights: weights.update({"decoder.extra": torch.zeros(2)}), "unexpected keys: .*decoder.extra"),
+        (
+            lambda weights: weights.update({"decoder.norm.weight": torch.zeros(2)}),
+            r"mismatched keys: .*norm.weight.*\[2\].*\[32\]",
+        ),
         (lambda weights: weights["decoder.norm.weight"].fill_(torch.nan), "not finite: decoder.norm.weight"),
     ],
 )
@@ -139,8 +148,23 @@ def test_a_bad_configuration_is_refused(change: dict[str, object], message: str,
     folder = save(decoder("sandwich"), tmp_path)
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, **change}))
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(BadInput, match=message) as caught:
         AutoModelForCausalLM.from_pretrained(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+    folder = save(decoder("none"), tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(BadInput, match="cannot be loaded"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_a_resized_vocabulary_is_used() -> None:
+    wrapped = FieldlensForCausalLM.of(decoder("none"))
+    wrapped.resize_token_embeddings(70, mean_resizing=False)
+    assert wrapped(torch.tensor([[65]])).logits.shape == (1, 1, 70)
 
 
 def test_nothing_in_a_folder_is_executed(tmp_path: Path) -> None:

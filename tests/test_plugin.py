@@ -25,7 +25,7 @@ class Cliff(Scheme):
     label = "Cliff"
     source = "this test"
 
-    def __init__(self, heads: int, head_width: int, *, edge: int = 3) -> None:
+    def __init__(self, heads: int, head_width: int, *, edge: int = 3, steep: bool = True, mood: str = "calm") -> None:
         super().__init__(heads, head_width)
         self.edge = edge
         self.depth_H = nn.Parameter(torch.ones(heads))
@@ -50,8 +50,10 @@ def python(environment: dict[str, str], *words: str) -> str:
 
 
 def test_listing_and_model_know_it(environment: dict[str, str]) -> None:
-    rows = json.loads(python(environment, "-m", "fieldlens", "schemes", "cliff:edge=5", "--json"))["schemes"]
-    assert rows[0]["spec"] == "cliff:edge=5"
+    rows = json.loads(
+        python(environment, "-m", "fieldlens", "schemes", "cliff:steep=false,edge=5,mood=wild", "--json")
+    )["schemes"]
+    assert rows[0]["spec"] == "cliff:edge=5,mood=wild,steep=false"
     assert rows[0]["learned_parameters"] == 12
     assert "cliff" in python(environment, "-m", "fieldlens", "schemes")
     program = (

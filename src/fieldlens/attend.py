@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fieldlens.errors import BadInput
-from fieldlens.layout import Layout, layout, narrower
-from fieldlens.schemes import Scheme
+from fieldlens.layout import Layout, check_positions, layout, narrower
+from fieldlens.schemes import Scheme, check_window
 
 LEARNED_ROWS = 64
 """Queries per block where backward materialises the block's scores: 64 was the best of 32 … 256."""
@@ -64,6 +64,8 @@ def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias: Tensor | None, 
     """Attention of turned queries and keys, with the bias that `spread_bias` made for this layout."""
     if bias is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, is_causal=True)
+    # The kernel reads along the last axis with steps of one, and says nothing when they are not.
+    q_BHTK, k_BHSK, v_BHSK = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTK, k_BHSK, v_BHSK))
     fused = not bias.requires_grad and bias.dtype == q_BHTK.dtype and q_BHTK.device.type == "cpu" and fused_works()
     return (_Fused if fused else _Blocks).apply(q_BHTK, k_BHSK, v_BHSK, bias, where)
 
@@ -82,12 +84,17 @@ def attention(
     Without positions the keys are 0..S-1 and the queries the last T of them. Of a window given here and one in the
     scheme the smaller counts. A key at a negative position is padding.
     """
+    _check(q_BHTK, k_BHSK, v_BHSK, scheme)
+    check_window(window)
     t, s = q_BHTK.shape[2], k_BHSK.shape[2]
     if k_positions is None:
         k_positions = torch.arange(s, device=k_BHSK.device)
     if q_positions is None:
+        if t > s:
+            raise BadInput(f"{t} queries for {s} keys: say where the queries stand with q_positions")
         q_positions = k_positions[..., s - t :]
-    _check(q_BHTK, k_BHSK, v_BHSK, scheme, window, q_positions, k_positions)
+    check_positions("q_positions", q_positions, q_BHTK.shape[0], t)
+    check_positions("k_positions", k_positions, q_BHTK.shape[0], s)
     where = layout(q_positions, k_positions, narrower(window, scheme.window))
     bias = spread_bias(bias_table(scheme, where.reach, q_BHTK), where, q_BHTK)
     q_BHTK = turn(q_BHTK, rotation(scheme.angles(q_positions), q_BHTK))
@@ -95,25 +102,17 @@ def attention(
     return attend(q_BHTK, k_BHSK, v_BHSK, bias, where)
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scheme: Scheme,
-    window: int | None,
-    q_positions: Tensor,
-    k_positions: Tensor,
-) -> None:
-    if k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
-        raise BadInput(f"shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
+def _check(q: Tensor, k: Tensor, v: Tensor, scheme: Scheme) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+        raise BadInput(f"shapes do not fit: {shapes}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise BadInput(f"types do not fit: q {q.dtype}, k {k.dtype}, v {v.dtype}")
+    if q.shape[2] < 1 or k.shape[2] < 1:
+        raise BadInput(f"at least one query and one key are needed: {shapes}")
     if q.shape[1] != scheme.heads or q.shape[3] != scheme.head_width:
         wanted = f"the scheme has {scheme.heads} of width {scheme.head_width}"
         raise BadInput(f"q has {q.shape[1]} heads of width {q.shape[3]}, {wanted}")
-    if window is not None and window < 1:
-        raise BadInput(f"window is {window}: a query sees at least itself, so at least 1")
-    for what, positions, count in (("q", q_positions, q.shape[2]), ("k", k_positions, k.shape[2])):
-        if positions.shape[-1] != count:
-            raise BadInput(f"{what}_positions has {positions.shape[-1]} entries for {count} tokens")
 
 
 class _Blocks(torch.autograd.Function):

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fieldlens.attend import Rotation, attend, bias_table, rotation, spread_bias, turn
 from fieldlens.errors import BadInput
-from fieldlens.layout import Layout, layout, narrower
-from fieldlens.schemes import canonical, parse, scheme
+from fieldlens.layout import Layout, check_positions, layout, narrower
+from fieldlens.schemes import canonical, check_window, parse, scheme
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,16 @@ class Config:
     tied: bool = False
     norm_eps: float = 1e-5
     init_std: float = 0.02
+    train_length: int | None = None
 
     def __post_init__(self) -> None:
         for what in ("layers", "width", "heads", "vocabulary"):
-            if getattr(self, what) < 1:
-                raise BadInput(f"{what} is {getattr(self, what)}: at least 1 is needed")
+            value = getattr(self, what)
+            if not isinstance(value, int) or value < 1:
+                raise BadInput(f"{what} is {value}: a whole number from 1 is needed")
+        for what in ("norm_eps", "init_std"):
+            if not getattr(self, what) > 0:
+                raise BadInput(f"{what} is {getattr(self, what)}: more than 0 is needed")
         if self.width % self.heads:
             raise BadInput(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.mlp_width is not None and self.mlp_width < 1:
@@ -101,6 +107,8 @@ class Decoder(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
+        self.checkpointing = False
+        """Keep only each block's input in training and compute the rest again in backward."""
         self.scheme = scheme(config.scheme, config.heads, config.width // config.heads)
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
@@ -132,11 +140,15 @@ class Decoder(nn.Module):
 
     def embed(self, ids_BT: Tensor) -> Tensor:
         """Token embeddings, before any positional scheme: (B, T) -> (B, T, D)."""
+        if ids_BT.ndim != 2 or ids_BT.is_floating_point():
+            raise BadInput(
+                f"token ids are whole numbers of shape (batch, tokens), got {ids_BT.dtype}, {tuple(ids_BT.shape)}"
+            )
         if ids_BT.device.type == "cpu" and ids_BT.numel():
             low, high = int(ids_BT.min()), int(ids_BT.max())
-            if low < 0 or high >= self.config.vocabulary:
+            if low < 0 or high >= self.embedding.num_embeddings:
                 wrong = low if low < 0 else high
-                raise BadInput(f"token id {wrong} is outside the vocabulary of {self.config.vocabulary}")
+                raise BadInput(f"token id {wrong} is outside the vocabulary of {self.embedding.num_embeddings}")
         return self.embedding(ids_BT)
 
     def forward(
@@ -166,8 +178,6 @@ class Decoder(nn.Module):
             raise BadInput("give either token ids or embeddings")
         x_BTD = embeddings_BTD if ids_BT is None else self.embed(ids_BT)
         assert x_BTD is not None
-        if x_BTD.shape[1] < 1:
-            raise BadInput("the input has 0 tokens: at least 1 is needed")
         return x_BTD
 
     def states(
@@ -188,19 +198,24 @@ class Decoder(nn.Module):
         Last-position mode computes only what the last position needs: one query in the last layer and, under a window,
         w-1 positions more for each layer below. The result is that of the full computation.
         """
-        if cache is not None and (last or key_positions is None):
-            raise BadInput("with a cache, say where its keys stand and do not ask for the last position only")
-        if window is not None and window < 1:
-            raise BadInput(f"window is {window}: a query sees at least itself, so at least 1")
+        if (cache is None) != (key_positions is None) or (cache is not None and last):
+            raise BadInput("a cache and the positions of its keys go together, and not with the last position only")
+        if x_BTD.ndim != 3 or x_BTD.shape[1] < 1 or x_BTD.shape[2] != self.config.width:
+            raise BadInput(f"embeddings are (batch, tokens from 1, {self.config.width}), got {tuple(x_BTD.shape)}")
+        check_window(window)
         if positions is None:
             positions = torch.arange(x_BTD.shape[1], device=x_BTD.device)
+        check_positions("positions", positions, *x_BTD.shape[:2])
         places = self._places(x_BTD, positions, key_positions, narrower(window, self.scheme.window), last)
         x_BTD = x_BTD[:, -places[0].keys :]
         order = self.scheme.embedding(positions[..., -places[0].keys :])
         if order is not None:
             x_BTD = (x_BTD + order.to(torch.promote_types(x_BTD.dtype, torch.float32))).to(x_BTD.dtype)
         for block, place in zip(self.blocks, places, strict=True):
-            x_BTD = block(x_BTD, place, cache)
+            if self.checkpointing and torch.is_grad_enabled():
+                x_BTD = checkpoint(block, x_BTD, place, cache, use_reentrant=False)
+            else:
+                x_BTD = block(x_BTD, place, cache)
         return self.norm(x_BTD)
 
     def _places(
@@ -209,8 +224,10 @@ class Decoder(nn.Module):
         """One place for each layer, bottom up; layers that stand alike share theirs."""
         places: list[Place] = []
         table_HN: Tensor | None = None
+        # Only where positions grow from token to token are the w nearest keys among the last w tokens.
+        narrow = window if bool((positions.diff() > 0).all()) else None
         for above in range(self.config.layers - 1, -1, -1):
-            keys, queries = (_needed(x_BTD.shape[1], layers, window, last) for layers in (above + 1, above))
+            keys, queries = (_needed(x_BTD.shape[1], layers, narrow, last) for layers in (above + 1, above))
             if places and places[-1][:2] == (keys, queries):
                 places.append(places[-1])
                 continue

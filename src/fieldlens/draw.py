@@ -53,10 +53,15 @@ def new_figure(panels: int, title: str = "") -> tuple[Figure, list[Axes]]:
     return figure, axes[:panels]
 
 
+def check_format(path: Path) -> None:
+    """Refuse a name whose ending is no picture's."""
+    if path.suffix[1:].lower() not in FORMATS:
+        raise BadInput(f"cannot draw to {path}: the name must end in .{', .'.join(FORMATS)}")
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a picture in the format of its ending."""
-    if path.suffix[1:] not in FORMATS:
-        raise BadInput(f"cannot draw to {path}: the name must end in .{', .'.join(FORMATS)}")
+    check_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 

@@ -7,10 +7,14 @@ A model folder is config.json + model.safetensors, and tokenizer files if there 
 
 import os
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any, Self
 
+import safetensors.torch
 import torch
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
@@ -18,6 +22,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from fieldlens.decoder import Config, Decoder
 from fieldlens.errors import BadInput
+from fieldlens.layout import check_positions
 
 
 @strict
@@ -43,6 +48,7 @@ class FieldlensConfig(PreTrainedConfig):
     mlp_width: int | None = Config.mlp_width
     norm_eps: float = Config.norm_eps
     init_std: float = Config.init_std
+    train_length: int | None = Config.train_length
     tie_word_embeddings: bool = Config.tied
     use_cache: bool = True
 
@@ -51,6 +57,14 @@ class FieldlensConfig(PreTrainedConfig):
         """The transformers form of a decoder's configuration."""
         values = asdict(config)
         return cls(tie_word_embeddings=values.pop("tied"), **values)
+
+    @classmethod
+    def from_dict(cls, *arguments: Any, **kwargs: Any) -> Any:
+        """Called by transformers to read config.json; what is wrong with it is said in one line."""
+        try:
+            return super().from_dict(*arguments, **kwargs)
+        except StrictDataclassError as error:
+            raise BadInput(f"config.json: {' '.join(str(error.__cause__ or error).split())}") from error
 
     def shape(self) -> Config:
         """The configuration of the decoder inside."""
@@ -87,8 +101,11 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
     def from_pretrained(cls, folder: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Load a model folder; refuse what transformers would let pass: absent, foreign or non-finite weights."""
         wants_info = kwargs.pop("output_loading_info", False)
-        kwargs["use_safetensors"] = True
-        model, info = super().from_pretrained(folder, *args, output_loading_info=True, **kwargs)
+        kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True}  # they are refused below, with both sizes
+        try:
+            model, info = super().from_pretrained(folder, *args, output_loading_info=True, **kwargs)
+        except (RuntimeError, SafetensorError) as error:
+            raise BadInput(f"{folder}: the weights cannot be loaded: {' '.join(str(error).split())}") from error
         for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if info[what]:
                 raise BadInput(
@@ -146,24 +163,45 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _positions(
         self, x_BTD: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Where queries and keys stand, padding at -1. Padding is counted by the mask, wherever it lies."""
         tokens = x_BTD.shape[1]
         seen = cache.get_seq_length() if cache is not None else 0
-        if attention_mask is None or attention_mask.ndim == 1:
-            everywhere = torch.arange(seen + tokens, device=x_BTD.device)
-            if position_ids is not None and not seen:
-                everywhere = position_ids
-        else:
-            if attention_mask.ndim != 2 or attention_mask.shape[1] != seen + tokens:
-                wanted = f"(batch, {seen + tokens})"
-                raise BadInput(f"attention_mask has the shape {tuple(attention_mask.shape)}, wanted is {wanted}")
-            everywhere = (attention_mask.long().cumsum(1) - 1).masked_fill(attention_mask == 0, -1)
-        keys, offset = cache.get_mask_sizes(tokens, 0) if cache is not None else (tokens, 0)
+        if attention_mask is None:
+            attention_mask = torch.ones(1, seen + tokens, dtype=torch.long, device=x_BTD.device)
+        if attention_mask.ndim != 2 or attention_mask.shape[1] != seen + tokens:
+            wanted = f"(batch, {seen + tokens})"
+            raise BadInput(f"attention_mask has the shape {tuple(attention_mask.shape)}, wanted is {wanted}")
+        padding = attention_mask == 0
+        everywhere = (attention_mask.long().cumsum(1) - 1).masked_fill(padding, -1)
+        if position_ids is not None:
+            check_positions("position_ids", position_ids, *x_BTD.shape[:2])
+            given = torch.atleast_2d(position_ids).masked_fill(padding[:, -tokens:], -1)
+            if seen and not bool((given == everywhere[:, -tokens:]).all()):
+                raise BadInput("position_ids disagree with the attention_mask; with a cache they must count on from it")
+            everywhere = given if not seen else everywhere
+        if cache is None:
+            return everywhere, None
+        keys, offset = cache.get_mask_sizes(tokens, 0)
         key_positions = everywhere[..., offset : offset + keys]
         if key_positions.shape[-1] < keys:  # slots of a preallocated cache that are not filled yet
             key_positions = nn.functional.pad(key_positions, (0, keys - key_positions.shape[-1]), value=-1)
         return everywhere[..., -tokens:], key_positions
+
+
+def folder_files(decoder: Decoder, tokenizer: Path | None = None) -> dict[str, bytes]:
+    """The files of a model folder, for a writer that makes them durable."""
+    config = FieldlensConfig.of(decoder.config)
+    config.architectures, config.dtype = [FieldlensForCausalLM.__name__], decoder.embedding.weight.dtype
+    weights = {f"decoder.{name}": value.detach().cpu().contiguous() for name, value in decoder.named_parameters()}
+    files = {
+        "config.json": config.to_json_string().encode(),
+        "model.safetensors": safetensors.torch.save(weights, metadata={"format": "pt"}),
+    }
+    for path in sorted(tokenizer.iterdir()) if tokenizer else []:
+        if path.suffix in (".json", ".txt", ".jinja") and path.name not in ("config.json", "manifest.json"):
+            files[path.name] = path.read_bytes()
+    return files
 
 
 AutoConfig.register(FieldlensConfig.model_type, FieldlensConfig)

@@ -13,7 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fieldlens.errors import BadInput
+
 FOREVER = 2**62
+SCATTERED = 2**20
+"""Most places of one head in a mask that has to be gathered."""
 
 
 def visible(distances: Tensor, window: int | None) -> Tensor:
@@ -105,36 +109,56 @@ class Scatter(Layout):
     """Any positions, also different ones in each row of a batch. A key at a negative position is seen by nobody."""
 
     def __init__(self, q_positions_BT: Tensor, k_positions_BS: Tensor, window: int | None) -> None:
-        farthest = max(0, int(q_positions_BT.max())) if q_positions_BT.numel() else 0
-        super().__init__(window, min(farthest + 1, window or FOREVER), k_positions_BS.shape[1])
         self.q_positions_BT, self.k_positions_BS = q_positions_BT, k_positions_BS
+        real = k_positions_BS[k_positions_BS >= 0]
+        farthest = max(0, int(q_positions_BT.max() - real.min())) if real.numel() and q_positions_BT.numel() else 0
+        super().__init__(window, min(farthest + 1, window or FOREVER), k_positions_BS.shape[1])
 
     def spread(self, table_HN: Tensor) -> Tensor:
         return F.pad(table_HN, (0, 1), value=-math.inf)
 
     def blocks(self, rows: int) -> Iterator[tuple[slice, slice]]:
+        batch = max(len(self.q_positions_BT), len(self.k_positions_BS))
+        rows = max(8, min(rows, SCATTERED // (batch * self.keys_at_once)))  # a mask is materialised for each block
         for stop in range(self.q_positions_BT.shape[1], 0, -rows):
-            yield slice(max(0, stop - rows), stop), slice(0, self.k_positions_BS.shape[1])
+            queries = slice(max(0, stop - rows), stop)
+            yield queries, self._keys(queries)
+
+    def _keys(self, queries: slice) -> slice:
+        """From the first to the last key that some query of a block, in some row, may see."""
+        q_positions_Bt = self.q_positions_BT[:, queries]
+        latest_B1 = q_positions_Bt.amax(1, keepdim=True)
+        earliest_B1 = q_positions_Bt.where(q_positions_Bt >= 0, latest_B1).amin(1, keepdim=True)
+        reached = (self.k_positions_BS <= latest_B1) & (self.k_positions_BS > earliest_B1 - (self.window or FOREVER))
+        indices = (reached & (self.k_positions_BS >= 0)).any(0).nonzero()
+        return slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(0, 1)
 
     def mask(self, bias: Tensor, queries: slice, keys: slice) -> Tensor:
-        mask_BHts = bias[:, self._columns(queries, bias.shape[1] - 1)].transpose(0, 1)
+        mask_BHts = bias[:, self._columns(queries, keys, bias.shape[1] - 1)].transpose(0, 1)
         return mask_BHts.masked_fill(self.blind(queries), 0)
 
     def fold(self, d_mask: Tensor, d_bias: Tensor, queries: slice, keys: slice) -> None:
-        columns_Bts = self._columns(queries, d_bias.shape[1] - 1).expand(d_mask.shape[0], -1, -1)
+        columns_Bts = self._columns(queries, keys, d_bias.shape[1] - 1).expand(d_mask.shape[0], -1, -1)
         d_bias.index_add_(1, columns_Bts.flatten(), d_mask.transpose(0, 1).flatten(1))
 
     def blind(self, queries: slice) -> Tensor:
-        return ~self._seen(queries).any(-1)[:, None, :, None]
+        return ~self._seen(queries, self._keys(queries)).any(-1)[:, None, :, None]
 
-    def _distances(self, queries: slice) -> Tensor:
-        return self.q_positions_BT[:, queries].flip(1)[:, :, None] - self.k_positions_BS[:, None, :]
+    def _distances(self, queries: slice, keys: slice) -> Tensor:
+        return self.q_positions_BT[:, queries].flip(1)[:, :, None] - self.k_positions_BS[:, None, keys]
 
-    def _seen(self, queries: slice) -> Tensor:
-        return visible(self._distances(queries), self.window) & (self.k_positions_BS >= 0)[:, None, :]
+    def _seen(self, queries: slice, keys: slice) -> Tensor:
+        return visible(self._distances(queries, keys), self.window) & (self.k_positions_BS >= 0)[:, None, keys]
 
-    def _columns(self, queries: slice, unseen: int) -> Tensor:
-        return torch.where(self._seen(queries), self._distances(queries), unseen)
+    def _columns(self, queries: slice, keys: slice, unseen: int) -> Tensor:
+        return torch.where(self._seen(queries, keys), self._distances(queries, keys), unseen)
+
+
+def check_positions(what: str, positions: Tensor, batch: int, tokens: int) -> None:
+    """Positions are (T,) for all rows, or (B, T)."""
+    if positions.shape not in ((tokens,), (1, tokens), (batch, tokens)):
+        wanted = f"({tokens},) or ({batch}, {tokens})"
+        raise BadInput(f"{what} has the shape {tuple(positions.shape)}, wanted is {wanted}")
 
 
 def layout(q_positions: Tensor, k_positions: Tensor, window: int | None) -> Layout:

@@ -22,6 +22,7 @@ app = App(
     name="fieldlens",
     help="How far back does a language model really look, and how far past its training length can you trust it?",
     version=versions,
+    help_epilogue="--debug after any command shows the traceback of an error.",
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
 )

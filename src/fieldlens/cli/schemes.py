@@ -52,7 +52,7 @@ def schemes(
     """
     import torch
 
-    from fieldlens.draw import bias_by_distance
+    from fieldlens.draw import bias_by_distance, check_format
     from fieldlens.errors import BadInput
     from fieldlens.schemes import registry, scheme
 
@@ -60,6 +60,8 @@ def schemes(
     torch.manual_seed(0)  # learned biases are drawn as training would find them
     if heatmap and plot is None:
         raise BadInput("--heatmap draws a picture: say where with --plot FILE.png")
+    if plot is not None:
+        check_format(plot)
     if head is not None and not 1 <= head <= heads:
         raise BadInput(f"--head is {head}, but there are {heads} heads, counted from 1")
     length = length if length is not None else (8192 if heatmap or fit else 512)
@@ -68,8 +70,8 @@ def schemes(
     built = [scheme(spec, heads, head_width).to(device) for spec in specs or registry()]
     report: dict[str, Any] = {"heads": heads, "head_width": head_width, "schemes": [_row(one) for one in built]}
     if fit or plot is not None:
-        shown = _with_bias(built, explicit=bool(specs))
-        biases = [(one, bias_by_distance(one, length, torch.empty(0, device=device, dtype=dtype))) for one in shown]
+        like = torch.empty(0, device=device, dtype=dtype)
+        biases = [(one, bias_by_distance(one, length, like)) for one in _with_bias(built, like, explicit=bool(specs))]
         if fit:
             report["fits"] = _fits(biases, head or heads)
         if plot is not None:
@@ -78,13 +80,12 @@ def schemes(
     _print(report, as_json)
 
 
-def _with_bias(built: list[Any], explicit: bool) -> list[Any]:
+def _with_bias(built: list[Any], like: Any, explicit: bool) -> list[Any]:
     """The schemes that have something to draw; one that was asked for by name must."""
-    import torch
-
+    from fieldlens.attend import bias_table
     from fieldlens.errors import BadInput
 
-    shown = [one for one in built if one.window or one.bias(torch.arange(1)) is not None]
+    shown = [one for one in built if one.window or bias_table(one, 1, like) is not None]
     if explicit and len(shown) < len(built):
         blank = next(one for one in built if one not in shown)
         raise BadInput(f"'{blank.spec}' adds no bias to scores: there is nothing to draw")
@@ -118,15 +119,18 @@ def _choices(scheme: Any, key: str) -> list[Any] | None:
 
 def _fits(biases: list[tuple[Any, Any]], head: int) -> list[dict[str, Any]]:
     """Our least squares on one head of each scheme, the paper's constants for Sandwich beside it."""
+    from fieldlens.errors import BadInput
     from fieldlens.schemes.sandwich import ratios
     from fieldlens.schemes.smoothed import PRINTED, log_fit
 
     rows = []
     for one, bias_HN in biases:
         seen_N = (~bias_HN[head - 1].isnan()).nonzero()[:, 0]
+        if len(seen_N) < 2:
+            raise BadInput(f"'{one.spec}' sees {len(seen_N)} distance: a curve needs at least 2")
         slope, constant = log_fit(seen_N, bias_HN[head - 1, seen_N])
         row: dict[str, Any] = {"spec": one.spec, "head": head, "slope": slope, "constant": constant}
-        if one.name == "sandwich":
+        if one.name == "sandwich" and one.dims == 128:
             stretch = 8 / float(ratios(one.heads)[head - 1])
             row["paper"] = {"slope": PRINTED[0] * stretch, "constant": PRINTED[1] * stretch}
         rows.append(row)
@@ -168,9 +172,11 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         if "paper" in row:
             console.print(f"{' ' * len(row['spec'])}   the paper: {_curve(row['paper'])}")
     if "plot" in report:
-        console.print(f"drawn: {report['plot']}")
+        print(f"drawn: {report['plot']}")
 
 
 def _option(key: str, default: Any, choices: list[Any] | None) -> str:
+    from fieldlens.schemes import spell
+
     values = choices and "|".join(str(choice) for choice in sorted(choices, key=lambda choice: choice != default))
-    return f"{key}={values or ('…' if default is None else f'{default:g}')}"
+    return f"{key}={values or ('…' if default is None else spell(default))}"

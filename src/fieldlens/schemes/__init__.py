@@ -7,14 +7,15 @@ A spec text is `name[:key=value[,key=value…]]`, for example `sandwich:dims=64`
 keyword arguments of the scheme's constructor, and `window`, which every scheme has.
 """
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
-import math
 import os
 import pkgutil
 import types
 import typing
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Union
@@ -26,6 +27,9 @@ from fieldlens.errors import BadInput, unknown
 
 PLUGINS = "FIELDLENS_PLUGINS"
 """Environment variable: Python files or modules with further schemes, separated like PATH."""
+
+LARGEST = 1e12
+"""No option of a spec is larger than this."""
 
 _REGISTRY: dict[str, type["Scheme"]] = {}
 
@@ -51,7 +55,7 @@ class Scheme(nn.Module):
     def __init__(self, heads: int, head_width: int) -> None:
         super().__init__()
         self.heads, self.head_width = heads, head_width
-        self.register_load_state_dict_post_hook(lambda module, _: module.project())
+        self.register_load_state_dict_post_hook(_project)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -74,10 +78,14 @@ class Scheme(nn.Module):
         return None
 
     def project(self) -> None:
-        """Put learned parameters back where they must lie: after each optimiser step, and when weights are loaded."""
+        """Put learned parameters back where they must lie. Loading weights calls it, and training after each step."""
 
     def extra_repr(self) -> str:
         return self.spec
+
+
+def _project(scheme: Scheme, _: Any) -> None:
+    scheme.project()
 
 
 def exact(values: Tensor) -> Tensor:
@@ -87,13 +95,19 @@ def exact(values: Tensor) -> Tensor:
 
 def registry() -> dict[str, type[Scheme]]:
     """Every scheme there is: the files of this folder, installed plugins, and what FIELDLENS_PLUGINS names."""
+    _discover(os.environ.get(PLUGINS, ""))
+    return dict(sorted(_REGISTRY.items()))
+
+
+@cache
+def _discover(plugins: str) -> None:
+    """Import what declares schemes; once, unless the plugins change."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     for point in entry_points(group="fieldlens.schemes"):
         point.load()
-    for plugin in filter(None, os.environ.get(PLUGINS, "").split(os.pathsep)):
+    for plugin in filter(None, plugins.split(os.pathsep)):
         _load_plugin(plugin)
-    return dict(sorted(_REGISTRY.items()))
 
 
 def _load_plugin(plugin: str) -> None:
@@ -106,7 +120,7 @@ def _load_plugin(plugin: str) -> None:
     path = Path(plugin).resolve()
     if not path.is_file():
         raise BadInput(f"{PLUGINS} names {plugin}, which is not a file")
-    name = f"fieldlens_plugin_{path.stem}"
+    name = f"fieldlens_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if any(scheme.__module__ == name for scheme in _REGISTRY.values()):
         return
     spec = importlib.util.spec_from_file_location(name, path)
@@ -145,9 +159,14 @@ def parse(spec: str) -> tuple[type[Scheme], dict[str, Any]]:
         if key in given:
             raise BadInput(f"option '{key}' of scheme '{name}' is given twice")
         given[key] = _value(f"option '{key}' of scheme '{name}'", text, allowed[key].annotation)
-    if given.get("window") is not None and given["window"] < 1:
-        raise BadInput(f"window is {given['window']}: a query sees at least itself, so at least 1")
+    check_window(given.get("window"))
     return schemes[name], {key: given[key] for key in sorted(given) if given[key] != allowed[key].default}
+
+
+def check_window(window: int | None) -> None:
+    """Refuse a window in which a query would not even see itself."""
+    if window is not None and window < 1:
+        raise BadInput(f"window is {window}: a query sees at least itself, so at least 1")
 
 
 def _value(what: str, text: str, annotation: Any) -> Any:
@@ -160,17 +179,28 @@ def _value(what: str, text: str, annotation: Any) -> Any:
         return choices[text]
     if origin in (Union, types.UnionType):
         annotation = next(argument for argument in args if argument is not types.NoneType)
+    if annotation is str:
+        return text
+    if annotation is bool:
+        if text not in ("true", "false"):
+            raise BadInput(f"{what} wants true or false, got '{text}'")
+        return text == "true"
+    if annotation not in (int, float):
+        raise BadInput(f"{what} is declared as {annotation}: a spec holds int, float, bool, str or Literal")
     try:
         value = annotation(text)
     except ValueError:
-        wanted = {int: "a whole number", float: "a number"}[annotation]
-        raise BadInput(f"{what} wants {wanted}, got '{text}'") from None
-    if not math.isfinite(value):
-        raise BadInput(f"{what} wants a finite number, got '{text}'")
+        wanted = "a whole number" if annotation is int else "a number"
+        raise BadInput(f"{what} wants {wanted}, got '{text[:40]}'") from None
+    if not abs(value) <= LARGEST:
+        raise BadInput(f"{what} wants a finite number up to {LARGEST:g}, got '{text[:40]}'")
     return value
 
 
-def _text(value: Any) -> str:
+def spell(value: Any) -> str:
+    """An option's value as a spec writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
@@ -180,9 +210,8 @@ def canonical(spec: str, window: int | None = None) -> str:
     if window is not None:
         if given.setdefault("window", window) != window:
             raise BadInput(f"two windows: {given['window']} in '{spec}' and {window} beside it")
-        if window < 1:
-            raise BadInput(f"window is {window}: a query sees at least itself, so at least 1")
-    pairs = ",".join(f"{key}={_text(given[key])}" for key in sorted(given))
+        check_window(window)
+    pairs = ",".join(f"{key}={spell(given[key])}" for key in sorted(given))
     return f"{cls.name}:{pairs}" if pairs else cls.name
 
 

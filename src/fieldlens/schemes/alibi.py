@@ -10,6 +10,9 @@ from fieldlens.errors import BadInput
 from fieldlens.schemes import Scheme, exact
 
 
+LARGEST_SHIFT = 100
+
+
 def geometric(heads: int) -> list[float]:
     """2^(-8n/H) for n = 1..H, as the paper defines slopes for any number of heads."""
     return [2.0 ** (-8 * n / heads) for n in range(1, heads + 1)]
@@ -50,6 +53,8 @@ class ALiBi(Scheme):
             raise BadInput(f"alibi: shift={shift:g} and same={same:g} exclude each other")
         if same is not None and slopes != "paper":
             raise BadInput(f"alibi: slopes={slopes} and same={same:g} exclude each other")
+        if max(abs(shift), abs(same or 0)) > LARGEST_SHIFT:
+            raise BadInput(f"alibi: shift={shift:g} or same={same or 0:g} is beyond ±{LARGEST_SHIFT}: 2^h overflows")
         if slope_floor < 0:
             raise BadInput(f"alibi: slope_floor is {slope_floor:g}, but a slope is never below 0")
         base = [2.0**-same] * heads if same is not None else (geometric if slopes == "paper" else interpolated)(heads)
