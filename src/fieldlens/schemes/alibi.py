@@ -9,7 +9,6 @@ from torch import Tensor
 from fieldlens.errors import BadInput
 from fieldlens.schemes import Scheme, exact
 
-
 LARGEST_SHIFT = 100
 
 
