@@ -17,7 +17,7 @@ BUGS = [
     ("window off by one", "layout.py", "(distances < (window", "(distances <= (window"),
     ("one future token visible", "layout.py", "(distances >= 0) &", "(distances >= -1) &"),
     ("a key too few under a window", "layout.py", "(self.window or FOREVER) + 1)", "(self.window or FOREVER) + 2)"),
-    ("padding attended to", "layout.py", " & (self.k_positions_BS >= 0)[:, None, :]", ""),
+    ("padding attended to", "layout.py", " & (self.k_positions_BS >= 0)[:, None, keys]", ""),
     ("bias gradient one distance off", "layout.py", "F.pad(d_mask.sum(0), (0, t + 1))", "F.pad(d_mask.sum(0), (1, t))"),
     ("blind queries not zeroed", "attend.py", "rows.masked_fill(blind, 0)", "rows"),
     ("keys not rotated", "attend.py", "k_BHSK = turn(k_BHSK, rotation(scheme.angles(k_positions), k_BHSK))", "pass"),
