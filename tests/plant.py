@@ -31,11 +31,11 @@ BUGS = [
     ("missing 1/h", "schemes/sandwich.py", "wave_N / ratios(self.heads)", "wave_N / torch.ones(self.heads)"),
     ("floor before the shift", "schemes/alibi.py", "max(slope * 2.0**-shift, slope_floor)", "max(slope, slope_floor)"),
     ("missing √K", "schemes/t5.py", "math.sqrt(head_width)", "1.0"),
-    ("no projection at load", "schemes/__init__.py", "module.project()", "None"),
+    ("no projection at load", "schemes/__init__.py", "    scheme.project()", "    pass"),
     ("no projection in transformers", "huggingface.py", "model.decoder.scheme.project()", "pass"),
     ("broken weights accepted", "huggingface.py", "if broken:", "if not model:"),
     ("missing weights accepted", "huggingface.py", '("missing_keys", ', "("),
-    ("padding counted as positions", "huggingface.py", ".masked_fill(attention_mask == 0, -1)", ""),
+    ("padding counted as positions", "huggingface.py", ".masked_fill(padding, -1)", ""),
 ]  # fmt: skip
 
 
