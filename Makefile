@@ -21,14 +21,17 @@ format: $(READY)  ## mend what the formatter and linter can mend
 	$(BIN)/ruff check --fix .
 
 extras: $(READY)  ## install the heavy extras and run the tests that need them
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,eval]'
-	$(BIN)/python -m pytest tests/test_harness.py
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,eval,data,track]'
+	$(BIN)/python -m pytest tests/test_harness.py tests/test_corpus.py tests/test_train.py
 
 bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmarks/
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,bench]'
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/training.py
 
-campaign: $(READY)  ## plant bugs, one at a time, and expect the suite to find each
+campaign: $(READY)  ## what takes long: planted bugs, kills, full disks, bit flips
 	$(BIN)/python tests/plant.py
+	$(BIN)/python tests/campaign.py
 
 clean:
 	rm -rf .venv demo

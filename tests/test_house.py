@@ -13,7 +13,27 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "fieldlens"
 
 # Reading order: a module imports only from lines above its own.
-ORDER = ["errors", "schemes", "layout", "attend", "decoder", "huggingface", "machine", "draw", "cli", "__main__"]
+ORDER = [
+    "errors",
+    "schemes",
+    "layout",
+    "attend",
+    "decoder",
+    "huggingface",
+    "corpus",
+    "tokens",
+    "order",
+    "loss",
+    "checkpoint",
+    "machine",
+    "processes",
+    "recipe",
+    "run",
+    "train",
+    "draw",
+    "cli",
+    "__main__",
+]
 
 
 def imports(path: Path) -> set[str]:

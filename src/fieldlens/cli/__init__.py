@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from fieldlens import __version__
+from fieldlens.cli.corpus import corpus
+from fieldlens.cli.runs import runs
 from fieldlens.cli.schemes import schemes
+from fieldlens.cli.train import train
 from fieldlens.errors import FieldlensError
 
 
@@ -26,7 +29,8 @@ app = App(
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
 )
-app.command(schemes)
+for verb in (schemes, corpus, train, runs):
+    app.command(verb)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,112 @@
+"""fieldlens corpus: what text there is, and how long its documents are."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from fieldlens.machine import Machine
+
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+SHOWN = ("10%", "50%", "90%", "100%")
+
+
+def corpus(
+    name: str | None = None,
+    /,
+    *,
+    vocabulary: int = 4096,
+    tokenizer: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
+) -> None:
+    """List the built-in corpora, or inspect one: documents, bytes, tokens and lengths of each split.
+
+    Example: fieldlens corpus stdlib
+
+    Parameters
+    ----------
+    name
+        A built-in name, a text or JSONL file (.gz, .zst), a folder of them, or a Hugging Face dataset.
+    vocabulary
+        Size of the byte-level BPE that is trained on the train split.
+    tokenizer
+        Use this tokenizer folder instead of training one.
+    as_json
+        Print JSON.
+    """
+    from fieldlens.corpus import BUILT_IN
+
+    machine.start()
+    if name is None:
+        _print_names(BUILT_IN, as_json)
+    else:
+        _print(_report(name, vocabulary, tokenizer), as_json)
+
+
+def _report(name: str, vocabulary: int, tokenizer: Path | None) -> dict[str, Any]:
+    """What is said of one corpus."""
+    from fieldlens.corpus import SPLITS, open_corpus
+    from fieldlens.tokens import tokenize
+
+    tokens = tokenize(open_corpus(name), vocabulary, tokenizer, progress=True)
+    manifest = tokens.manifest
+    rows = {split: {**manifest["splits"][split], "lengths": _quantiles(tokens.split(split))} for split in SPLITS}
+    return {
+        "name": manifest["name"],
+        "about": manifest["about"],
+        "files": len(manifest["sources"]),
+        "vocabulary": tokens.vocabulary,
+        "splits": rows,
+        "fingerprint": tokens.fingerprint,
+        "tokenizer": str(tokens.tokenizer),
+        "folder": str(tokens.folder),
+    }
+
+
+def _quantiles(split: Any) -> dict[str, int]:
+    """Lengths in tokens that documents really have; none of an absent split."""
+    import numpy as np
+
+    lengths = split.lengths()
+    if not len(lengths):
+        return {}
+    found = np.quantile(lengths, QUANTILES, method="inverted_cdf")
+    return {f"{quantile:.0%}": int(length) for quantile, length in zip(QUANTILES, found, strict=True)}
+
+
+def _print_names(names: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"corpora": names}, indent=2))
+        return
+    console = Console(highlight=False)
+    for name, what in names.items():
+        console.print(f"[bold]{name}[/bold]  {what}")
+    console.print("or the path of a text or JSONL file, of a folder of them, or a Hugging Face dataset", style="dim")
+
+
+def _print(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    console = Console(highlight=False)
+    about = ", ".join(f"{key} {value}" for key, value in report["about"].items() if value)
+    heading = f"{report['name']}: {report['files']} files, vocabulary {report['vocabulary']}, {about}"
+    console.print(heading, markup=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("split", "documents", "bytes", "tokens", *SHOWN):
+        table.add_column(column, justify="left" if column == "split" else "right")
+    for split, row in report["splits"].items():
+        counts = [
+            row["documents"],
+            row["bytes"],
+            row["tokens"],
+            *(row["lengths"][one] for one in SHOWN if row["lengths"]),
+        ]
+        table.add_row(split, *(f"{count:,}" for count in counts))
+    console.print(table)
+    console.print("percentages: documents of at most so many tokens", style="dim")
+    console.print(f"fingerprint {report['fingerprint']}", soft_wrap=True)

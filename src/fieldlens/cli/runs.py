@@ -1,0 +1,66 @@
+"""fieldlens runs: what there is, and how far it got."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from fieldlens.machine import Machine
+
+
+def runs(
+    folder: Path = Path("runs"),
+    *,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
+) -> None:
+    """List the runs below a folder, with state, step and loss.
+
+    Example: fieldlens runs runs
+
+    Parameters
+    ----------
+    folder
+        Where to look.
+    as_json
+        Print JSON.
+    """
+    from fieldlens.errors import BadInput
+    from fieldlens.run import runs_below
+
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder: runs are made by fieldlens train --out FOLDER/NAME")
+    rows = [_row(run) for run in runs_below(folder)]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "state", "step", "loss", "validation", "scheme", "corpus", "seed"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        loss = "" if row["loss"] is None else f"{row['loss']:.3f}"
+        perplexity = "" if row["validation_perplexity"] is None else f"{row['validation_perplexity']:.2f}"
+        steps = f"{row['step']}/{row['steps']}"
+        table.add_row(row["run"], row["state"], steps, loss, perplexity, row["scheme"], row["corpus"], str(row["seed"]))
+    Console().print(table)
+
+
+def _row(run: Any) -> dict[str, Any]:
+    status, recipe = run.read(run.status), run.read(run.config).get("recipe", {})
+    history = run.history()
+    last = history[-1] if history else {}
+    validations = [row["validation_perplexity"] for row in history if row.get("validation_perplexity") is not None]
+    return {
+        "run": str(run.folder),
+        "state": status.get("state", "unknown"),
+        "step": last.get("step", 0),
+        "steps": recipe.get("steps"),
+        "loss": last.get("loss"),
+        "validation_perplexity": validations[-1] if validations else None,
+        "scheme": recipe.get("scheme"),
+        "corpus": recipe.get("corpus"),
+        "seed": recipe.get("seed"),
+    }

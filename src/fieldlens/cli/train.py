@@ -1,0 +1,139 @@
+"""fieldlens train: from text to a trained decoder."""
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fieldlens.machine import Machine
+from fieldlens.recipe import PRESETS, Recipe, recipe
+
+Changes = dataclasses.make_dataclass(
+    "Changes", [(name, kind | None, None) for name, kind in get_type_hints(Recipe).items()], frozen=True
+)
+Changes.__doc__, Changes.__module__ = Recipe.__doc__, __name__
+
+
+def train(
+    *,
+    out: Path,
+    preset: str = "glance",
+    resume: bool = False,
+    save_every: int = 500,
+    validate_every: int | None = None,
+    checkpointing: bool = False,
+    compile: bool = False,
+    track: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    changes: Annotated[Changes, Parameter(name="*")] = Changes(),  # type: ignore[valid-type] # noqa: B008
+    machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
+) -> None:
+    """Train a decoder. A preset gives every number; any of them can be changed by its flag.
+
+    Example: fieldlens train --preset glance --scheme sandwich --out runs/sandwich
+
+    Several processes: torchrun --nproc-per-node 2 -m fieldlens train …
+
+    Parameters
+    ----------
+    out
+        The run folder.
+    preset
+        smoke (seconds), glance (a minute and a half), pocket (a quarter of an hour), paper (162 M parameters).
+    resume
+        Go on from the newest checkpoint that verifies; start if there is none.
+    save_every
+        Steps between checkpoints.
+    validate_every
+        Steps between validations; a tenth of the run unless given.
+    checkpointing
+        Compute activations again in backward instead of keeping them: less memory, more time.
+    compile
+        Compile the decoder with torch.compile.
+    track
+        Write TensorBoard events into the run folder (extra: track).
+    as_json
+        Print the run's last status as JSON.
+    """
+    chosen = recipe(preset, **dataclasses.asdict(changes))
+    from fieldlens.run import Run
+    from fieldlens.train import Habits
+    from fieldlens.train import train as train_decoder
+
+    habits = Habits(save_every, validate_every, checkpointing, compile, track)
+    console = Console(stderr=True, highlight=False)
+    with Watcher(console, chosen, quiet=as_json) as watcher:
+        status = train_decoder(chosen, out, resume=resume, machine=machine, habits=habits, watch=watcher.watch)
+    if not status:
+        return  # a process that does not lead
+    known = Run(out).read(Run(out).config)
+    status = {**status, "unigram_perplexity": known["unigram_perplexity"], "model": str(out / "model")}
+    if as_json:
+        print(json.dumps(status))
+    else:
+        _summary(status)
+    if status["state"] == "diverged":
+        sys.exit(3)
+
+
+def _summary(status: dict[str, Any]) -> None:
+    if status["state"] == "diverged":
+        print(f"diverged: {status['reason']}")
+        return
+    print(
+        f"validation perplexity {status['validation_perplexity']:.2f}; by unigrams {status['unigram_perplexity']:.1f}"
+    )
+    print(f"model folder: {status['model']}")
+
+
+class Watcher:
+    """A progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console, chosen: Recipe, quiet: bool) -> None:
+        self.console, self.chosen, self.quiet = console, chosen, quiet
+        self.progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+        self.task = self.progress.add_task("", total=chosen.steps)
+        self.last, self.begun = 0.0, False
+
+    def __enter__(self) -> "Watcher":
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self.progress.__exit__(*details)
+
+    def watch(self, row: dict[str, Any]) -> None:
+        """Show a step, a validation or a warning."""
+        if "warning" in row:
+            self.console.print(f"warning: {row['warning']}")
+            return
+        if self.quiet:
+            return
+        if not self.begun:
+            self.begun = True
+            fields = " ".join(f"{key}={value}" for key, value in dataclasses.asdict(self.chosen).items())
+            self.console.print(f"recipe: {fields}", style="dim")
+        text = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+        self.progress.update(self.task, completed=row["step"], description=text)
+        if row.get("validation_perplexity") is not None:
+            self.console.print(f"step {row['step']}: {text}  validation perplexity {row['validation_perplexity']:.2f}")
+        elif not self.console.is_terminal and time.monotonic() - self.last > 10:
+            self.last = time.monotonic()
+            left = (row["steps"] - row["step"]) * self.chosen.batch * self.chosen.length / row["tokens_per_second"]
+            self.console.print(f"step {row['step']} of {row['steps']}: {text}  {left:.0f} s left")
+
+
+assert set(PRESETS) == {"smoke", "glance", "pocket", "paper"}

@@ -1,0 +1,68 @@
+"""One process or several: what torchrun says of this one, and the few things that all must agree on."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from fieldlens.errors import BadInput
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all that train one model."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """One process writes to the disk and to the terminal."""
+        return self.rank == 0
+
+    def rows(self, batch: int) -> slice:
+        """This process's share of a batch."""
+        if batch % self.size:
+            raise BadInput(f"a batch of {batch} cannot be shared by {self.size} processes")
+        share = batch // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def wait(self) -> None:
+        """Go on when all have come this far."""
+        if self.size > 1:
+            dist.barrier()
+
+    def any(self, flag: int) -> int:
+        """The largest of all processes' flags: a signal that reached one reaches all."""
+        if self.size == 1:
+            return flag
+        largest = torch.tensor(flag)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
+
+    def mean(self, value: float) -> float:
+        """The mean of all processes' values."""
+        if self.size == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(total)
+        return float(total) / self.size
+
+
+def join() -> World:
+    """Join the group that torchrun made, if it did. Flags and losses travel by gloo, gradients on GPUs by nccl."""
+    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) == 1:
+        return World()
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(backend, timeout=timedelta(minutes=10))
+    return World(dist.get_rank(), dist.get_world_size())
+
+
+def leave() -> None:
+    """Leave the group again."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

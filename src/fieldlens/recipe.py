@@ -1,0 +1,148 @@
+"""A recipe: everything that decides how a decoder is trained. Presets are named recipes."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fieldlens.errors import BadInput, unknown
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train a decoder. The defaults are the paper's recipe.
+
+    Parameters
+    ----------
+    scheme
+        The positional scheme, as a spec such as sandwich:dims=64.
+    corpus
+        A corpus by name or path.
+    seed
+        Moves initialisation and data order, nothing else.
+    tokenizer
+        A tokenizer folder; without one a byte-level BPE is trained on the train split.
+    bpe
+        Vocabulary of the BPE that is trained.
+    pad_vocabulary
+        The model's vocabulary is rounded up to a multiple of this.
+    max_bytes
+        Read at most so much of the train split.
+    layers
+        Layers of the decoder.
+    width
+        Width of the decoder.
+    heads
+        Attention heads.
+    tied
+        Share the embedding's weights with the head.
+    length
+        Training length: input tokens per sequence.
+    batch
+        Sequences per step, over all processes.
+    accumulation
+        Micro-batches per step, each with its own backward pass.
+    steps
+        Optimiser steps.
+    learning_rate
+        Peak learning rate.
+    final_learning_rate
+        Learning rate at the end of the cosine.
+    warmup
+        Steps of linear warm-up.
+    beta1
+        Adam's decay of the mean gradient.
+    beta2
+        Adam's decay of the squared gradient.
+    epsilon
+        Adam's epsilon.
+    weight_decay
+        Decoupled weight decay of matrices.
+    clip
+        Largest gradient norm.
+    """
+
+    scheme: str = "sandwich"
+    corpus: str = "stdlib"
+    seed: int = 1235
+    tokenizer: str | None = None
+    bpe: int = 50257
+    pad_vocabulary: int = 64
+    max_bytes: int | None = None
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    tied: bool = False
+    length: int = 512
+    batch: int = 32
+    accumulation: int = 1
+    steps: int = 50_000
+    learning_rate: float = 6e-4
+    final_learning_rate: float = 5.9e-7
+    warmup: int = 500
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        for what in ("bpe", "pad_vocabulary", "layers", "width", "heads", "length", "batch", "accumulation", "steps"):
+            if getattr(self, what) < 1:
+                raise BadInput(f"{what} is {getattr(self, what)}: at least 1 is needed")
+        for what in ("learning_rate", "epsilon", "clip"):
+            if not getattr(self, what) > 0 or not math.isfinite(getattr(self, what)):
+                raise BadInput(f"{what} is {getattr(self, what)}: a finite number above 0 is needed")
+        for what in ("seed", "warmup", "weight_decay", "final_learning_rate"):
+            if not getattr(self, what) >= 0:
+                raise BadInput(f"{what} is {getattr(self, what)}: at least 0 is needed")
+        if self.batch % self.accumulation:
+            raise BadInput(f"batch {self.batch} is not a multiple of accumulation {self.accumulation}")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: linear warm-up, then a cosine down to the final rate."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
+        swing = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * swing
+
+
+PRESETS = {
+    "smoke": Recipe(
+        bpe=512, max_bytes=500_000, layers=2, width=32, heads=4, length=32, batch=8, steps=20,
+        learning_rate=3e-3, final_learning_rate=3e-4, warmup=4,
+    ),
+    "glance": Recipe(
+        bpe=2048, max_bytes=8_000_000, layers=6, width=128, heads=8, length=128, batch=16, steps=500,
+        learning_rate=3e-3, final_learning_rate=1e-4, warmup=50, beta2=0.98,
+    ),
+    "pocket": Recipe(
+        bpe=4096, layers=12, width=128, heads=8, length=128, batch=32, steps=1500,
+        learning_rate=2e-3, final_learning_rate=1e-4, warmup=100, beta2=0.98,
+    ),
+    "paper": Recipe(),
+}  # fmt: skip
+"""Named recipes, from a test's seconds to the paper's 162 million parameters."""
+
+
+def recipe(preset: str, **changes: Any) -> Recipe:
+    """A preset with some fields changed; None changes nothing."""
+    if preset not in PRESETS:
+        raise unknown("preset", preset, PRESETS)
+    return dataclasses.replace(PRESETS[preset], **{key: value for key, value in changes.items() if value is not None})
+
+
+def experiment(recipe: Recipe, data: str) -> dict[str, Any]:
+    """What must not change when a run is resumed: the recipe, with the data's fingerprint for its names."""
+    fields = dataclasses.asdict(recipe)
+    for name in ("corpus", "tokenizer"):
+        del fields[name]
+    return {**fields, "data": data}
+
+
+def address(experiment: dict[str, Any]) -> str:
+    """A short name for an experiment, from its content."""
+    return hashlib.sha256(json.dumps(experiment, sort_keys=True).encode()).hexdigest()[:16]

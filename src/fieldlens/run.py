@@ -1,0 +1,101 @@
+"""A run folder: one owner, a status, metrics in which each step stands once, checkpoints, the final model."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fieldlens.checkpoint import replace_file
+from fieldlens.errors import BadInput, FieldlensError
+
+
+class Occupied(FieldlensError):
+    """Another process works in this run folder."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where the parts of a run lie."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.json"
+
+    @property
+    def status(self) -> Path:
+        return self.folder / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Hold the folder's lock; the kernel gives it up when the process ends, however it ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Occupied(
+                    f"{self.folder}: another process is training here; wait for it or choose another --out"
+                ) from None
+            yield
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        replace_file(self.config, (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def write_status(self, state: str, **details: Any) -> None:
+        """State is running, stopped, finished or diverged."""
+        replace_file(self.status, (json.dumps({"state": state, **details}) + "\n").encode())
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """One of the run's JSON files; {} when it is not there."""
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise BadInput(f"{path} is not JSON: {error}") from None
+
+    def history(self) -> list[dict[str, Any]]:
+        """The metrics so far; a last line that was cut short is passed over."""
+        lines = self.metrics.read_bytes().split(b"\n") if self.metrics.exists() else []
+        return [json.loads(line) for line in lines[:-1] if line]
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after a step, so that each step stands once when it is done again."""
+        kept = [row for row in self.history() if row["step"] <= step]
+        if self.metrics.exists():
+            replace_file(self.metrics, b"".join(json.dumps(row).encode() + b"\n" for row in kept))
+
+    def log(self, row: dict[str, Any]) -> None:
+        with self.metrics.open("ab") as file:
+            file.write(json.dumps(row).encode() + b"\n")
+
+    def sync(self) -> None:
+        """Make the metrics durable, before a checkpoint says that these steps are done."""
+        if self.metrics.exists():
+            with self.metrics.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def runs_below(folder: Path) -> list[Run]:
+    """Every run folder below one, itself included."""
+    return [Run(path.parent) for path in sorted(folder.rglob("status.json"))]

@@ -1,0 +1,107 @@
+"""The long tests: kill a run at random moments and at every change to the disk, fill the disk at each, flip bits.
+
+Example: python tests/campaign.py --kills 20
+"""
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import cyclopts
+import training
+from rich.progress import track
+
+from fieldlens.checkpoint import FAILPOINT, Damaged, newest_step, read_folder, steps_of
+
+
+def same_end(corpus: Path, out: Path, whole: Path, processes: int = 1) -> bool:
+    """Resume, and compare with the run that nobody disturbed."""
+    done = training.train(corpus, out, "--resume", processes=processes)
+    steps = [row["step"] for row in training.logged(out)]
+    return done.returncode == 0 and training.ending(out) == training.ending(whole) and steps == list(range(1, 13))
+
+
+def kills(corpus: Path, folder: Path, whole: Path, count: int, processes: int) -> int:
+    """SIGKILL at random moments, some runs more than once; how many ended otherwise than undisturbed."""
+    chance, wrong = random.Random(processes), 0
+    for number in track(range(count), description=f"kills, {processes} process(es)"):
+        out = folder / f"kill-{processes}-{number}"
+        for _ in range(1 + number % 2):
+            process = training.start(corpus, out, *(["--resume"] if out.exists() else []), processes=processes)
+            time.sleep(chance.uniform(0.5, 9.0 if processes == 1 else 14.0))
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        wrong += not same_end(corpus, out, whole, processes)
+    return wrong
+
+
+def failpoints(corpus: Path, folder: Path, whole: Path, how: str) -> tuple[int, int]:
+    """Strike at every change to the disk in turn: (how many there are, how many went wrong)."""
+    wrong = 0
+    for when in range(1, 1000):
+        out = folder / f"{how}-{when}"
+        code = training.train(corpus, out, **{FAILPOINT: f"{when}:{how}"}).returncode
+        if code == 0:
+            return when - 1, wrong
+        found = newest_step(out / "checkpoints")
+        bad = code != (-signal.SIGKILL if how == "kill" else 4) or (found is not None and bool(found[2]))
+        wrong += bad or not same_end(corpus, out, whole)
+        print(f"{how} at change {when}: {'wrong' if bad else 'right'}", flush=True)
+    raise AssertionError("a run never got through")
+
+
+def flips(checkpoint: Path, count: int) -> int:
+    """Flip random bits of a checkpoint's files, one at a time; how many went unnoticed."""
+    chance, missed = random.Random(0), 0
+    files = sorted(checkpoint.iterdir())
+    for _ in track(range(count), description="bit flips"):
+        path = chance.choice(files)
+        data = path.read_bytes()
+        changed, bit = bytearray(data), chance.randrange(len(data) * 8)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            read_folder(checkpoint)
+            missed += 1
+        except Damaged:
+            pass
+        path.write_bytes(data)
+    return missed
+
+
+def main(kill: int = 20, flip: int = 2000) -> None:
+    """Run the campaign; print its figures.
+
+    Parameters
+    ----------
+    kill
+        Kills at random moments, with one process; half as many with two.
+    flip
+        Bits to flip.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus = training.write_corpus(folder / "corpus")
+        whole, whole_of_two = folder / "whole", folder / "whole-2"
+        assert training.train(corpus, whole).returncode == 0
+        assert training.train(corpus, whole_of_two, processes=2).returncode == 0
+        wrong = kills(corpus, folder, whole, kill, 1)
+        print(f"kills at random moments: {kill}, ended otherwise than undisturbed: {wrong}", flush=True)
+        wrong_of_two = kills(corpus, folder, whole_of_two, kill // 2, 2)
+        print(f"the same with two processes: {kill // 2}, otherwise: {wrong_of_two}", flush=True)
+        wrong += wrong_of_two
+        for how in ("kill", "ENOSPC", "EIO"):
+            points, bad = failpoints(corpus, folder, whole, how)
+            print(f"{how} at each of {points} changes to the disk: {bad} wrong", flush=True)
+            wrong += bad
+        missed = flips(steps_of(whole / "checkpoints")[-1], flip)
+        print(f"bit flips: {flip}, unnoticed: {missed}", flush=True)
+    sys.exit(1 if wrong or missed else 0)
+
+
+if __name__ == "__main__":
+    cyclopts.run(main)

@@ -1,0 +1,123 @@
+"""Checkpoints: whole or absent, and never believed without proof."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fieldlens import checkpoint
+from fieldlens.checkpoint import FAILPOINT, Damaged, newest_step, read_folder, save_step, steps_of, write_folder
+
+FILES = {"weights": bytes(range(256)) * 4, "state": b"{}"}
+
+
+def test_a_folder_reads_back(tmp_path: Path) -> None:
+    write_folder(tmp_path / "a", FILES, {"step": 3})
+    assert read_folder(tmp_path / "a") == FILES
+    write_folder(tmp_path / "a", {"weights": b"new"}, {})
+    assert read_folder(tmp_path / "a") == {"weights": b"new"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (5, 10, 20, 100):
+        save_step(tmp_path, step, FILES, {})
+    assert [path.name for path in steps_of(tmp_path)] == ["step-000000020", "step-000000100"]
+    found = newest_step(tmp_path)
+    assert found is not None
+    assert found[0] == 100
+
+
+def flips(folder: Path, every: int) -> int:
+    """Flip one bit at a time in every file of a checkpoint and count what is not noticed."""
+    missed = 0
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        for bit in range(0, len(data) * 8, every):
+            changed = bytearray(data)
+            changed[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(changed)
+            try:
+                read_folder(folder)
+                missed += 1
+            except Damaged:
+                pass
+        path.write_bytes(data)
+    return missed
+
+
+def test_bit_flips_are_found(tmp_path: Path) -> None:
+    write_folder(tmp_path / "a", FILES, {})
+    assert flips(tmp_path / "a", 37) == 0
+
+
+@pytest.mark.parametrize("name", ["weights", "state", checkpoint.MANIFEST])
+@pytest.mark.parametrize("damage", ["cut", "emptied", "removed", "grown"])
+def test_damage_is_found_and_the_one_before_is_used(name: str, damage: str, tmp_path: Path) -> None:
+    save_step(tmp_path, 1, FILES, {})
+    path = save_step(tmp_path, 2, FILES, {}) / name
+    data = path.read_bytes()
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes({"cut": data[:-1], "emptied": b"", "grown": data + b"x"}[damage])
+    found = newest_step(tmp_path)
+    assert found is not None
+    assert found[0] == 1
+    assert len(found[2]) == 1
+    assert "step-000000002" in found[2][0]
+
+
+def test_a_file_that_does_not_belong_is_found(tmp_path: Path) -> None:
+    write_folder(tmp_path / "a", FILES, {})
+    (tmp_path / "a" / "extra").write_bytes(b"")
+    with pytest.raises(Damaged, match="extra"):
+        read_folder(tmp_path / "a")
+
+
+def test_no_checkpoint_that_verifies(tmp_path: Path) -> None:
+    assert newest_step(tmp_path) is None
+    (tmp_path / "step-000000001").mkdir()
+    assert newest_step(tmp_path) is None
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from fieldlens.checkpoint import save_step
+save_step(Path(sys.argv[1]), 3, {"weights": b"new" * 100, "state": b"{3}"}, {})
+"""
+
+
+def strike(folder: Path, when: int, how: str) -> int:
+    """Save step 3 in a child process that is struck at one change to the disk; its exit code."""
+    return subprocess.run(
+        [sys.executable, "-c", CHILD, str(folder)],
+        env={**os.environ, FAILPOINT: f"{when}:{how}"},
+        capture_output=True,
+        check=False,
+    ).returncode
+
+
+@pytest.mark.parametrize("how", ["kill", "ENOSPC", "EIO"])
+def test_a_save_that_is_struck_leaves_whole_checkpoints(how: str, tmp_path: Path) -> None:
+    """At every change to the disk in turn, until one save gets through."""
+    for when in range(1, 100):
+        folder = tmp_path / str(when)
+        save_step(folder, 1, FILES, {})
+        save_step(folder, 2, FILES, {})
+        code = strike(folder, when, how)
+        found = newest_step(folder)
+        assert found is not None
+        assert found[2] == []
+        assert found[0] in (2, 3)
+        if found[0] == 2:
+            assert found[1] == FILES
+        if code == 0:
+            assert when == 15
+            return
+        assert code == (-signal.SIGKILL if how == "kill" else 1)
+    pytest.fail("the save never got through")

@@ -1,0 +1,254 @@
+"""Training: exact steps, exact resumption, faults with real processes."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import training
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import fieldlens.huggingface  # noqa: F401
+from fieldlens.checkpoint import FAILPOINT, newest_step, read_folder, steps_of
+from fieldlens.corpus import open_corpus
+from fieldlens.errors import BadInput
+from fieldlens.machine import Machine
+from fieldlens.order import batch_at
+from fieldlens.processes import World
+from fieldlens.recipe import Recipe, recipe
+from fieldlens.run import Occupied, Run
+from fieldlens.tokens import TokenizedCorpus, tokenize
+from fieldlens.train import Diverged, Habits, Objective, Trainer, train
+
+CPU = Machine(device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return training.write_corpus(tmp_path_factory.mktemp("training") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path) -> Path:
+    """A run that nobody disturbed."""
+    out = corpus.parent / "whole"
+    done = training.train(corpus, out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def tokens(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> TokenizedCorpus:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    return tokenize(open_corpus(str(corpus)), 512, None, 500_000)
+
+
+def small(corpus: Path, **changes: object) -> Recipe:
+    return recipe("smoke", corpus=str(corpus), **changes)
+
+
+def trainer(chosen: Recipe, tokens: TokenizedCorpus, dtype: str = "float64") -> Trainer:
+    return Trainer(chosen, tokens, Machine("cpu", dtype, 1), Habits(), World())  # type: ignore[arg-type]
+
+
+def test_a_step_is_adam_by_hand(corpus: Path, tokens: TokenizedCorpus) -> None:
+    """Two steps against an independent float64 implementation: gradients by autograd, everything after by numpy."""
+    chosen = small(corpus, weight_decay=0.1, clip=0.5, accumulation=2, scheme="kerple")
+    ours, other = trainer(chosen, tokens), trainer(chosen, tokens)
+    decays = {id(p) for p in other.decoder.parameter_groups(0.1)[0]["params"]}
+    moments = {name: (0.0, 0.0) for name, _ in other.decoder.named_parameters()}
+    for step in range(2):
+        ours.advance()
+        ids = torch.from_numpy(batch_at(other.train_ids, chosen.seed, step, chosen.batch, chosen.length))
+        logits = other.decoder(ids[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        norm = np.sqrt(sum(float((p.grad**2).sum()) for p in other.decoder.parameters()))  # type: ignore[operator]
+        rate, scale = chosen.rate(step), min(1.0, chosen.clip / (norm + 1e-6))
+        with torch.no_grad():
+            for name, p in other.decoder.named_parameters():
+                assert p.grad is not None
+                g = p.grad.numpy() * scale
+                m = chosen.beta1 * moments[name][0] + (1 - chosen.beta1) * g
+                v = chosen.beta2 * moments[name][1] + (1 - chosen.beta2) * g**2
+                moments[name] = (m, v)
+                w = p.numpy() * (1 - rate * (0.1 if id(p) in decays else 0.0))
+                m_hat, v_hat = m / (1 - chosen.beta1 ** (step + 1)), v / (1 - chosen.beta2 ** (step + 1))
+                p.copy_(torch.from_numpy(w - rate * m_hat / (np.sqrt(v_hat) + chosen.epsilon)))
+                p.grad = None
+        other.decoder.scheme.project()
+        for mine, theirs in zip(ours.decoder.parameters(), other.decoder.parameters(), strict=True):
+            assert (mine - theirs).abs().max() < 1e-10
+
+
+def test_one_batch_can_be_learnt_by_heart(corpus: Path, tokens: TokenizedCorpus) -> None:
+    # One piece of two lengths: every step sees the same batch.
+    chosen = small(corpus, batch=1, steps=150, learning_rate=1e-2, final_learning_rate=1e-3, width=64)
+    taught = trainer(chosen, tokens, "float32")
+    taught.train_ids = np.asarray(taught.train_ids[: 2 * chosen.length + 1])
+    starts = {int(batch_at(taught.train_ids, chosen.seed, step, 1, chosen.length)[0, 0]) for step in range(3)}
+    assert len(starts) >= 1
+    losses = [taught.advance()["loss"] for _ in range(chosen.steps)]
+    assert min(losses[-20:]) < 0.05
+
+
+def test_accumulation_changes_nothing_but_round_off(corpus: Path, tokens: TokenizedCorpus) -> None:
+    one, four = (trainer(small(corpus, accumulation=n), tokens) for n in (1, 4))
+    for _ in range(3):
+        assert one.advance()["loss"] == pytest.approx(four.advance()["loss"], rel=1e-12)
+
+
+def test_activation_checkpointing_changes_nothing(corpus: Path, tokens: TokenizedCorpus) -> None:
+    plain, again = (trainer(small(corpus), tokens) for _ in range(2))
+    again.decoder.checkpointing = True
+    for _ in range(2):
+        assert plain.advance() == again.advance()
+
+
+def test_the_run_folder_is_complete(whole: Path) -> None:
+    assert json.loads((whole / "status.json").read_text())["state"] == "finished"
+    known = json.loads((whole / "config.json").read_text())
+    assert known["recipe"]["scheme"] == "kerple"
+    assert known["machine"]["threads"] == 1
+    assert [row["step"] for row in training.logged(whole)] == list(range(1, 13))
+    model = AutoModelForCausalLM.from_pretrained(whole / "model")
+    tokenizer = AutoTokenizer.from_pretrained(whole / "model")
+    assert model.config.train_length == 32
+    ids = tokenizer("abc", return_tensors="pt").input_ids
+    assert model(ids).logits.shape[-1] == model.config.vocabulary
+    weights = read_folder(steps_of(whole / "checkpoints")[-1])["weights.safetensors"]
+    assert len(weights) > 10_000
+
+
+def test_training_again_gives_the_same_bits(corpus: Path, whole: Path, tmp_path: Path) -> None:
+    assert training.train(corpus, tmp_path / "again").returncode == 0
+    assert training.ending(tmp_path / "again") == training.ending(whole)
+
+
+@pytest.mark.parametrize("moment", [0.3, 0.9])
+def test_a_killed_run_resumes_to_the_bit(corpus: Path, whole: Path, moment: float, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    # Killed during step or save: wait until a share of the steps is logged.
+    process = training.start(corpus, out)
+    while not (out / "metrics.jsonl").exists() or len(training.logged(out)) < 12 * moment - 1:
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert training.train(corpus, out, "--resume").returncode == 0
+    assert training.ending(out) == training.ending(whole)
+    assert [row["step"] for row in training.logged(out)] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("when", random.Random(1).sample(range(1, 60), 3))
+def test_a_kill_at_a_change_to_the_disk(corpus: Path, whole: Path, when: int, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert training.train(corpus, out, **{FAILPOINT: f"{when}:kill"}).returncode == -signal.SIGKILL
+    assert training.train(corpus, out, "--resume").returncode == 0
+    assert training.ending(out) == training.ending(whole)
+    assert [row["step"] for row in training.logged(out)] == list(range(1, 13))
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(corpus: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = training.train(corpus, out, **{FAILPOINT: "31:ENOSPC"})
+    assert done.returncode == 4
+    assert done.stderr.strip().splitlines()[-1].startswith("fieldlens: ")
+    assert "No space left" in done.stderr
+    found = newest_step(out / "checkpoints")
+    assert found is not None
+    assert found[2] == []
+    assert training.train(corpus, out, "--resume").returncode == 0
+    assert training.ending(out) == training.ending(whole)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends(corpus: Path, whole: Path, number: signal.Signals, code: int, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = training.start(corpus, out, "--save-every", "1000")
+    while not (out / "metrics.jsonl").exists() or not training.logged(out):
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(number)
+    assert process.wait() == code
+    assert json.loads((out / "status.json").read_text())["state"] == "stopped"
+    step = newest_step(out / "checkpoints")
+    assert step is not None
+    assert step[0] == training.logged(out)[-1]["step"] < 12
+    assert training.train(corpus, out, "--resume", "--save-every", "1000").returncode == 0
+    mine, theirs = training.ending(out), training.ending(whole)
+    assert mine == theirs
+
+
+def test_two_processes_train_and_resume(corpus: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    assert training.train(corpus, first, processes=2).returncode == 0
+    second = tmp_path / "second"
+    process = training.start(corpus, second, processes=2)
+    while not (second / "metrics.jsonl").exists() or len(training.logged(second)) < 7:
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert training.train(corpus, second, "--resume", processes=2).returncode == 0
+    assert training.ending(second) == training.ending(first)
+    assert [row["step"] for row in training.logged(second)] == list(range(1, 13))
+
+
+def test_numbers_that_break_end_the_run(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    calls = []
+    forward = Objective.forward
+
+    def breaks(self: Objective, ids: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return forward(self, ids) * (float("nan") if len(calls) > 5 else 1.0)
+
+    monkeypatch.setattr(Objective, "forward", breaks)
+    habits = Habits(save_every=1, validate_every=100)
+    with pytest.raises(Diverged, match="step 6: loss nan"):
+        train(small(corpus), tmp_path, machine=CPU, habits=habits)
+    run = Run(tmp_path)
+    assert run.read(run.status)["state"] == "diverged"
+    found = newest_step(run.checkpoints)
+    assert found is not None
+    assert found[0] == 5
+    weights = torch.frombuffer(bytearray(found[1]["weights.safetensors"][-4096:]), dtype=torch.float32)
+    assert bool(torch.isfinite(weights).all())
+    assert train(small(corpus), tmp_path, resume=True, machine=CPU)["state"] == "diverged"
+
+
+def test_a_finished_run_is_left_alone(corpus: Path, whole: Path) -> None:
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    assert training.train(corpus, whole, "--resume").returncode == 0
+    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_has_one_owner(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    with Run(tmp_path).owned(), pytest.raises(Occupied, match="another process is training here"):
+        train(small(corpus), tmp_path, machine=CPU)
+
+
+def test_another_experiment_is_refused(corpus: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    with pytest.raises(BadInput, match="holds a run already: --resume continues it"):
+        train(small(corpus, scheme="kerple", steps=12), whole, machine=CPU)
+    with pytest.raises(BadInput, match=r"these differ: seed \(1235 -> 7\), steps \(12 -> 20\)"):
+        train(small(corpus, scheme="kerple", seed=7), whole, resume=True, machine=CPU)
+
+
+def test_bad_recipes_write_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    for changes, message in (
+        ({"length": 10**6}, "tokens: at least 2000001 are needed for length 1000000"),
+        ({"scheme": "sandwhich"}, "did you mean 'sandwich'"),
+        ({"width": 30}, "width 30 is not a multiple of heads 4"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            train(small(corpus, **changes), tmp_path / "out", machine=CPU)
+    assert not (tmp_path / "out").exists()

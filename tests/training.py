@@ -1,0 +1,72 @@
+"""What the training tests and the campaign share: a small corpus, runs as real processes, hashes of their ends."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from fieldlens.checkpoint import read_folder, steps_of
+
+SMOKE = ["--preset", "smoke", "--scheme", "kerple", "--steps", "12", "--threads", "1"]
+
+
+def write_corpus(folder: Path, documents: int = 40) -> Path:
+    """Documents of random words, enough for a smoke run."""
+    chance = random.Random(0)
+    folder.mkdir(parents=True)
+    words = [bytes(chance.choices(b"abcdefgh", k=chance.randint(2, 6))).decode() for _ in range(60)]
+    for number in range(documents):
+        text = " ".join(chance.choices(words, k=400))
+        (folder / f"{number:03d}.txt").write_text(text)
+    return folder
+
+
+def command(corpus: Path, out: Path, *more: str, processes: int = 1) -> list[str]:
+    """The command line of a smoke run, with a checkpoint every three steps unless said otherwise."""
+    if "--save-every" not in more:
+        more = ("--save-every", "3", *more)
+    start = [sys.executable, "-m"]
+    if processes > 1:
+        start += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
+    return [*start, "fieldlens", "train", *SMOKE, "--corpus", str(corpus), "--out", str(out), *more]
+
+
+def environment(cache: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "FIELDLENS_CACHE": str(cache), "OMP_NUM_THREADS": "1", **more}
+
+
+def train(corpus: Path, out: Path, *more: str, processes: int = 1, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run to the end, whatever end that is."""
+    return subprocess.run(
+        command(corpus, out, *more, processes=processes),
+        env=environment(corpus.parent / "cache", **settings),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def start(corpus: Path, out: Path, *more: str, processes: int = 1, **settings: str) -> subprocess.Popen[bytes]:
+    """Start a run in a process group of its own, so that all of it can be killed."""
+    return subprocess.Popen(
+        command(corpus, out, *more, processes=processes),
+        env=environment(corpus.parent / "cache", **settings),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def ending(out: Path) -> dict[str, str]:
+    """Hashes of the last checkpoint's weights, optimiser, random state and place in the data, and of the model."""
+    files = read_folder(steps_of(out / "checkpoints")[-1]) | {
+        f"model/{name}": data for name, data in read_folder(out / "model").items()
+    }
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def logged(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
