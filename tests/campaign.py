@@ -5,6 +5,7 @@ Example: python tests/campaign.py --kills 20
 
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -12,9 +13,11 @@ import time
 from pathlib import Path
 
 import cyclopts
+import torch
 import training
 from rich.progress import track
 
+from fieldlens import cli
 from fieldlens.checkpoint import FAILPOINT, Damaged, newest_step, read_folder, steps_of
 
 
@@ -39,18 +42,43 @@ def kills(corpus: Path, folder: Path, whole: Path, count: int, processes: int) -
     return wrong
 
 
+def forked(corpus: Path, out: Path, *more: str, failpoint: str = "") -> int:
+    """Train in a forked child, perhaps struck at one change to the disk; its exit code, negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+        os.environ[FAILPOINT] = failpoint
+        code = 0
+        try:
+            cli.main(training.command(corpus, out, *more)[3:])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        except BaseException:
+            code = 99
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
 def failpoints(corpus: Path, folder: Path, whole: Path, how: str) -> tuple[int, int]:
     """Strike at every change to the disk in turn: (how many there are, how many went wrong)."""
     wrong = 0
     for when in range(1, 1000):
         out = folder / f"{how}-{when}"
-        code = training.train(corpus, out, **{FAILPOINT: f"{when}:{how}"}).returncode
+        code = forked(corpus, out, failpoint=f"{when}:{how}")
         if code == 0:
             return when - 1, wrong
         found = newest_step(out / "checkpoints")
         bad = code != (-signal.SIGKILL if how == "kill" else 4) or (found is not None and bool(found[2]))
-        wrong += bad or not same_end(corpus, out, whole)
-        print(f"{how} at change {when}: {'wrong' if bad else 'right'}", flush=True)
+        resumed = forked(corpus, out, "--resume")
+        steps = [row["step"] for row in training.logged(out)]
+        right = (
+            not bad and resumed == 0 and training.ending(out) == training.ending(whole) and steps == list(range(1, 13))
+        )
+        if not right:
+            print(f"{how} at change {when}: exit {code}, resumed {resumed}", flush=True)
+        wrong += not right
+        shutil.rmtree(out)
     raise AssertionError("a run never got through")
 
 
@@ -83,8 +111,10 @@ def main(kill: int = 20, flip: int = 2000) -> None:
     flip
         Bits to flip.
     """
+    torch.set_num_threads(1)  # children are forked: no other thread may be alive
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        os.environ["FIELDLENS_CACHE"] = str(folder / "cache")
         corpus = training.write_corpus(folder / "corpus")
         whole, whole_of_two = folder / "whole", folder / "whole-2"
         assert training.train(corpus, whole).returncode == 0

@@ -72,6 +72,16 @@ def test_padding_on_the_left_changes_nothing(every_spec: str, window: int | None
         assert row[-len(alone) :].tolist() == alone.tolist()
 
 
+@pytest.mark.parametrize("hole", [slice(5, 9), slice(2, 4)])
+def test_padding_elsewhere_is_seen_by_nobody(every_spec: str, hole: slice) -> None:
+    model, ids = decoder(every_spec), torch.randint(1, 60, (1, 9))
+    mask = torch.ones(1, 9, dtype=torch.long)
+    mask[:, hole] = 0
+    kept = mask[0].bool()
+    logits = FieldlensForCausalLM.of(model)(ids, attention_mask=mask).logits
+    assert (logits[:, kept] - model(ids[:, kept])).abs().max() < 1e-5
+
+
 def test_beams_reorder_the_cache() -> None:
     wrapped = FieldlensForCausalLM.of(decoder("sandwich"))
     ids = torch.randint(1, 60, (2, 9))

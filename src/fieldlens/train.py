@@ -114,8 +114,8 @@ class Trainer:
             objective = torch.compile(objective)  # type: ignore[assignment]
         self.objective = DistributedDataParallel(objective) if world.size > 1 else objective
 
-    def advance(self) -> dict[str, Any]:
-        """One optimiser step. Nothing is updated if the gradient is not finite."""
+    def gradient(self) -> float:
+        """The gradient of this step's batch, over all processes, and its loss."""
         recipe = self.recipe
         ids_BT = torch.from_numpy(batch_at(self.train_ids, recipe.seed, self.step, recipe.batch, recipe.length))
         loss = 0.0
@@ -127,9 +127,13 @@ class Trainer:
                 part = self.objective(some_BT) / recipe.accumulation
                 part.backward()
             loss += float(part.detach())
-        norm = float(nn.utils.clip_grad_norm_(self.decoder.parameters(), recipe.clip))
-        rate = recipe.rate(self.step)
-        loss = self.world.mean(loss)
+        return self.world.mean(loss)
+
+    def advance(self) -> dict[str, Any]:
+        """One optimiser step. Nothing is updated if the gradient is not finite."""
+        loss = self.gradient()
+        norm = float(nn.utils.clip_grad_norm_(self.decoder.parameters(), self.recipe.clip))
+        rate = self.recipe.rate(self.step)
         if not np.isfinite(norm) or not np.isfinite(loss):
             raise Diverged(f"step {self.step + 1}: loss {loss}, gradient norm {norm}: diverged, nothing was updated")
         for group in self.optimiser.param_groups:

@@ -1,0 +1,46 @@
+"""Several processes: the same gradient as one."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing
+import training
+from safetensors.torch import load_file, save_file
+
+from fieldlens import processes
+from fieldlens.corpus import open_corpus
+from fieldlens.machine import Machine
+from fieldlens.recipe import recipe
+from fieldlens.tokens import tokenize
+from fieldlens.train import Habits, Trainer
+
+
+def gradients(rank: int, size: int, corpus: Path, port: int) -> None:
+    """One step's gradient, written by the leading process."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["FIELDLENS_CACHE"] = str(corpus.parent / "cache")
+    chosen = recipe("smoke", corpus=str(corpus), scheme="kerple", accumulation=2)
+    world = processes.join()
+    tokens = tokenize(open_corpus(str(corpus)), chosen.bpe, None, chosen.max_bytes)
+    trainer = Trainer(chosen, tokens, Machine("cpu", "float32", 1), Habits(), world)
+    loss = trainer.gradient()
+    if world.leads:
+        found = {name: parameter.grad for name, parameter in trainer.decoder.named_parameters()}
+        save_file({**found, "loss": torch.tensor(loss)}, corpus.parent / f"gradients-{size}.safetensors")
+    processes.leave()
+
+
+def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
+    corpus = training.write_corpus(tmp_path / "corpus")
+    for size in (1, 2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        torch.multiprocessing.spawn(gradients, (size, corpus, port), size)  # type: ignore[no-untyped-call]
+    one, two = (load_file(tmp_path / f"gradients-{size}.safetensors") for size in (1, 2))
+    assert float(one.pop("loss")) == pytest.approx(float(two.pop("loss")), rel=1e-6)
+    difference = sum(float(((one[name] - two[name]) ** 2).sum()) for name in one) ** 0.5
+    assert difference <= 1e-5 * sum(float((value**2).sum()) for value in one.values()) ** 0.5
