@@ -24,7 +24,7 @@ from transformers import (
 
 import fieldlens
 from fieldlens.schemes import registry
-from fieldlens.train import Objective
+from fieldlens.trainer import Objective
 
 Shape = dict[str, Any]
 SMALL: Shape = {"layers": 6, "width": 256, "heads": 8, "vocabulary": 4096}

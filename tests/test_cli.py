@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fieldlens import cli, machine
 from fieldlens.errors import BadInput
@@ -122,10 +123,14 @@ def test_a_disk_that_cannot_be_written_is_exit_4(capsys: pytest.CaptureFixture[s
     assert err.count("\n") == 1
 
 
-def test_bfloat16_is_probed_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_probed_before_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(machine, "bfloat16_runs", lambda: False)
-    with pytest.raises(BadInput, match="bfloat16 does not run on this CPU"):
-        machine.Machine(device="cpu", dtype="bfloat16").start()
+    assert machine.Machine(device="cpu", dtype="bfloat16").start()[1] == torch.float32
+    assert "bfloat16 does not run on this CPU; float32 is used instead" in capsys.readouterr().err
+    monkeypatch.setattr(machine, "bfloat16_runs", lambda: True)
+    assert machine.Machine(device="cpu", dtype="bfloat16").start()[1] == torch.bfloat16
 
 
 def test_a_machine_that_dies_of_bfloat16_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ ORDER = [
     "processes",
     "recipe",
     "run",
+    "trainer",
     "train",
     "draw",
     "cli",

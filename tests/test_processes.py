@@ -15,7 +15,7 @@ from fieldlens.corpus import open_corpus
 from fieldlens.machine import Machine
 from fieldlens.recipe import recipe
 from fieldlens.tokens import tokenize
-from fieldlens.train import Habits, Trainer
+from fieldlens.trainer import Trainer
 
 
 def gradients(rank: int, size: int, corpus: Path, port: int) -> None:
@@ -25,7 +25,7 @@ def gradients(rank: int, size: int, corpus: Path, port: int) -> None:
     chosen = recipe("smoke", corpus=str(corpus), scheme="kerple", accumulation=2)
     world = processes.join()
     tokens = tokenize(open_corpus(str(corpus)), chosen.bpe, None, chosen.max_bytes)
-    trainer = Trainer(chosen, tokens, Machine("cpu", "float32", 1), Habits(), world)
+    trainer = Trainer(chosen, tokens, Machine("cpu", "float32", 1), world)
     loss = trainer.gradient()
     if world.leads:
         found = {name: parameter.grad for name, parameter in trainer.decoder.named_parameters()}

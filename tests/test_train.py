@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,16 +15,18 @@ import training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import fieldlens.huggingface  # noqa: F401
+from fieldlens import cli
 from fieldlens.checkpoint import FAILPOINT, newest_step, read_folder, steps_of
 from fieldlens.corpus import open_corpus
 from fieldlens.errors import BadInput
 from fieldlens.machine import Machine
 from fieldlens.order import batch_at
 from fieldlens.processes import World
-from fieldlens.recipe import Recipe, recipe
+from fieldlens.recipe import Habits, Recipe, recipe
 from fieldlens.run import Occupied, Run
 from fieldlens.tokens import TokenizedCorpus, tokenize
-from fieldlens.train import Diverged, Habits, Objective, Trainer, train
+from fieldlens.train import train
+from fieldlens.trainer import Diverged, Objective, Trainer
 
 CPU = Machine(device="cpu", threads=1)
 
@@ -53,7 +56,7 @@ def small(corpus: Path, **changes: object) -> Recipe:
 
 
 def trainer(chosen: Recipe, tokens: TokenizedCorpus, dtype: str = "float64") -> Trainer:
-    return Trainer(chosen, tokens, Machine("cpu", dtype, 1), Habits(), World())  # type: ignore[arg-type]
+    return Trainer(chosen, tokens, Machine("cpu", dtype, 1), World())  # type: ignore[arg-type]
 
 
 def test_a_step_is_adam_by_hand(corpus: Path, tokens: TokenizedCorpus) -> None:
@@ -240,6 +243,38 @@ def test_another_experiment_is_refused(corpus: Path, whole: Path, monkeypatch: p
         train(small(corpus, scheme="kerple", steps=12), whole, machine=CPU)
     with pytest.raises(BadInput, match=r"these differ: seed \(1235 -> 7\), steps \(12 -> 20\)"):
         train(small(corpus, scheme="kerple", seed=7), whole, resume=True, machine=CPU)
+
+
+def test_runs_are_listed_with_their_state(
+    corpus: Path, whole: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = Run(tmp_path / "killed")
+    run.folder.mkdir()
+    run.write_status("running", step=3)
+    run.write_config({"recipe": {"scheme": "t5", "steps": 9, "corpus": "c", "seed": 1}})
+    cli.main(["runs", str(tmp_path), "--json"])
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["state"], row["scheme"], row["steps"]) == ("interrupted", "t5", 9)
+    with run.owned():
+        cli.main(["runs", str(tmp_path)])
+    assert "running" in capsys.readouterr().out
+    cli.main(["runs", str(whole.parent), "--json"])
+    rows = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["whole"]["state"], rows["whole"]["step"]) == ("finished", 12)
+
+
+def test_an_extra_that_is_missing_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(BadInput, match=r"pip install 'fieldlens\[track\]'"):
+        train(small(corpus), tmp_path / "out", machine=CPU, habits=Habits(track=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_events_are_tracked(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    train(small(corpus, steps=2), tmp_path, machine=CPU, habits=Habits(track=True))
+    assert list((tmp_path / "track").iterdir())
 
 
 def test_bad_recipes_write_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

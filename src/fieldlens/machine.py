@@ -61,7 +61,8 @@ class Machine:
             half = device.type == "cuda" and torch.cuda.is_bf16_supported()
             return torch.bfloat16 if half else torch.float32
         if self.dtype == "bfloat16" and device.type == "cpu" and not bfloat16_runs():
-            raise BadInput("dtype bfloat16 does not run on this CPU: use float32, which is faster here anyway")
+            print("fieldlens: bfloat16 does not run on this CPU; float32 is used instead", file=sys.stderr)
+            return torch.float32
         return getattr(torch, self.dtype)
 
 

@@ -1,4 +1,4 @@
-"""A recipe: everything that decides how a decoder is trained. Presets are named recipes."""
+"""A recipe: everything that decides how a decoder is trained. Presets are named recipes; habits change no result."""
 
 import dataclasses
 import hashlib
@@ -110,13 +110,44 @@ class Recipe:
         return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * swing
 
 
+@dataclass(frozen=True)
+class Habits:
+    """What a run does beside the experiment; none of it changes the numbers that are trained.
+
+    Parameters
+    ----------
+    save_every
+        Steps between checkpoints.
+    validate_every
+        Steps between validations; a tenth of the run unless given.
+    checkpointing
+        Compute activations again in backward instead of keeping them.
+    compile
+        Compile the decoder with torch.compile.
+    track
+        Write TensorBoard events into the run folder (extra: track).
+    """
+
+    save_every: int = 500
+    validate_every: int | None = None
+    checkpointing: bool = False
+    compile: bool = False
+    track: bool = False
+
+    def __post_init__(self) -> None:
+        for what in ("save_every", "validate_every"):
+            value = getattr(self, what)
+            if value is not None and value < 1:
+                raise BadInput(f"{what} is {value}: at least 1 is needed")
+
+
 PRESETS = {
     "smoke": Recipe(
         bpe=512, max_bytes=500_000, layers=2, width=32, heads=4, length=32, batch=8, steps=20,
         learning_rate=3e-3, final_learning_rate=3e-4, warmup=4,
     ),
     "glance": Recipe(
-        bpe=2048, max_bytes=8_000_000, layers=6, width=128, heads=8, length=128, batch=16, steps=500,
+        bpe=2048, max_bytes=8_000_000, layers=6, width=128, heads=8, length=128, batch=16, steps=450,
         learning_rate=3e-3, final_learning_rate=1e-4, warmup=50, beta2=0.98,
     ),
     "pocket": Recipe(

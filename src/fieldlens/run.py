@@ -58,6 +58,18 @@ class Run:
                 ) from None
             yield
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether some process works here now."""
+        try:
+            with (self.folder / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            pass
+        return False
+
     def write_config(self, config: dict[str, Any]) -> None:
         replace_file(self.config, (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
 

@@ -53,9 +53,10 @@ def _row(run: Any) -> dict[str, Any]:
     history = run.history()
     last = history[-1] if history else {}
     validations = [row["validation_perplexity"] for row in history if row.get("validation_perplexity") is not None]
+    state = status.get("state", "unknown")
     return {
         "run": str(run.folder),
-        "state": status.get("state", "unknown"),
+        "state": "interrupted" if state == "running" and not run.is_owned else state,
         "step": last.get("step", 0),
         "steps": recipe.get("steps"),
         "loss": last.get("loss"),

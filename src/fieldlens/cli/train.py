@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fieldlens.machine import Machine
-from fieldlens.recipe import PRESETS, Recipe, recipe
+from fieldlens.recipe import Habits, Recipe, recipe
 
 Changes = dataclasses.make_dataclass(
     "Changes", [(name, kind | None, None) for name, kind in get_type_hints(Recipe).items()], frozen=True
@@ -25,13 +25,9 @@ def train(
     out: Path,
     preset: str = "glance",
     resume: bool = False,
-    save_every: int = 500,
-    validate_every: int | None = None,
-    checkpointing: bool = False,
-    compile: bool = False,
-    track: bool = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     changes: Annotated[Changes, Parameter(name="*")] = Changes(),  # type: ignore[valid-type] # noqa: B008
+    habits: Annotated[Habits, Parameter(name="*")] = Habits(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
     """Train a decoder. A preset gives every number; any of them can be changed by its flag.
@@ -48,25 +44,13 @@ def train(
         smoke (seconds), glance (a minute and a half), pocket (a quarter of an hour), paper (162 M parameters).
     resume
         Go on from the newest checkpoint that verifies; start if there is none.
-    save_every
-        Steps between checkpoints.
-    validate_every
-        Steps between validations; a tenth of the run unless given.
-    checkpointing
-        Compute activations again in backward instead of keeping them: less memory, more time.
-    compile
-        Compile the decoder with torch.compile.
-    track
-        Write TensorBoard events into the run folder (extra: track).
     as_json
         Print the run's last status as JSON.
     """
     chosen = recipe(preset, **dataclasses.asdict(changes))
     from fieldlens.run import Run
-    from fieldlens.train import Habits
     from fieldlens.train import train as train_decoder
 
-    habits = Habits(save_every, validate_every, checkpointing, compile, track)
     console = Console(stderr=True, highlight=False)
     with Watcher(console, chosen, quiet=as_json) as watcher:
         status = train_decoder(chosen, out, resume=resume, machine=machine, habits=habits, watch=watcher.watch)
@@ -134,6 +118,3 @@ class Watcher:
             self.last = time.monotonic()
             left = (row["steps"] - row["step"]) * self.chosen.batch * self.chosen.length / row["tokens_per_second"]
             self.console.print(f"step {row['step']} of {row['steps']}: {text}  {left:.0f} s left")
-
-
-assert set(PRESETS) == {"smoke", "glance", "pocket", "paper"}
