@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK = 2**22
-"""Logits held at once."""
+ROWS = 512
+"""Tokens taken at once at the least: each chunk reads all of the head's weights and its gradient."""
+
+CHUNK = 2**20
+"""Logits held at once, if that is more tokens: 2^16 … 2^22 were tried."""
 
 
 def cross_entropy(states_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
@@ -23,26 +26,26 @@ class _Chunked(torch.autograd.Function):
         wide = torch.promote_types(states.dtype, torch.float32)
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         total = torch.zeros((), dtype=wide, device=states.device)
-        d_states = torch.empty_like(states) if wanted else None
-        d_weight = torch.zeros_like(weight, dtype=wide) if wanted else None
-        rows = max(1, CHUNK // weight.shape[0])
+        d_states, d_weight = (torch.empty_like(states), torch.empty_like(weight)) if wanted else (None, None)
+        rows = max(ROWS, CHUNK // weight.shape[0])
         for start in range(0, len(states), rows):
             some, their = states[start : start + rows], targets[start : start + rows, None]
-            logits = (some @ weight.T.to(some.dtype)).to(wide)
-            normaliser = torch.logsumexp(logits, -1, keepdim=True)
-            total += (normaliser - logits.gather(1, their)).sum()
+            logs = torch.log_softmax((some @ weight.T.to(some.dtype)).to(wide), -1)
+            total -= logs.gather(1, their).sum()
             if d_states is not None and d_weight is not None:
-                shares = logits.sub_(normaliser).exp_()
-                shares.scatter_add_(1, their, torch.full_like(their, -1, dtype=wide)).div_(len(states))
-                narrow = shares.to(some.dtype)
-                d_states[start : start + rows] = narrow @ weight.to(some.dtype)
-                d_weight.addmm_(narrow.T.to(wide), some.to(wide))
+                shares = logs.exp_()
+                shares.scatter_add_(1, their, torch.full_like(their, -1, dtype=wide))
+                shares = shares.div_(len(states)).to(some.dtype)
+                d_states[start : start + rows] = shares @ weight.to(some.dtype)
+                d_weight.addmm_(shares.T.to(weight.dtype), some.to(weight.dtype), beta=1 if start else 0)
         if d_states is not None and d_weight is not None:
-            ctx.save_for_backward(d_states, d_weight.to(weight.dtype))
+            ctx.save_for_backward(d_states, d_weight)
         return total / len(states)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         d_states, d_weight = ctx.saved_tensors
+        if d_loss.device.type == "cpu" and float(d_loss) == 1.0:  # the head's gradient is large: do not copy it
+            return d_states, d_weight, None
         return d_states * d_loss, d_weight * d_loss, None

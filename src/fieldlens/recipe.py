@@ -147,7 +147,7 @@ PRESETS = {
         learning_rate=3e-3, final_learning_rate=3e-4, warmup=4,
     ),
     "glance": Recipe(
-        bpe=2048, max_bytes=8_000_000, layers=6, width=128, heads=8, length=128, batch=16, steps=450,
+        bpe=2048, max_bytes=8_000_000, layers=6, width=128, heads=8, length=128, batch=16, steps=400,
         learning_rate=3e-3, final_learning_rate=1e-4, warmup=50, beta2=0.98,
     ),
     "pocket": Recipe(
