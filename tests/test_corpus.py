@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fieldlens import corpus
+from fieldlens import documents
 from fieldlens.corpus import SPLITS, Corpus, open_corpus
 from fieldlens.errors import BadInput
 
@@ -380,4 +380,4 @@ def test_a_hub_that_does_not_answer_is_said_in_one_line(datasets: Any, monkeypat
 
 
 def test_lines_end_at_newlines_only() -> None:
-    assert list(corpus._lines([b"a\rb", b"\n\n", b"c\x0b", b"d"])) == [b"a\rb", b"", b"c\x0bd"]
+    assert list(documents._lines([b"a\rb", b"\n\n", b"c\x0b", b"d"])) == [b"a\rb", b"", b"c\x0bd"]

@@ -16,12 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fieldlens import tokens
+from fieldlens import store, tokens
+from fieldlens import tokenizer as tokenizer_module
 from fieldlens.cli.corpus import corpus as command
 from fieldlens.corpus import SPLITS, Corpus, open_corpus
 from fieldlens.errors import BadInput
 from fieldlens.machine import Machine
-from fieldlens.tokens import END, cache_folder, end_id, load_tokenizer, tokenize, train_tokenizer, unigram_perplexity
+from fieldlens.store import cache_folder
+from fieldlens.tokenizer import END, end_id, load_tokenizer, train_tokenizer
+from fieldlens.tokens import tokenize, unigram_perplexity
 
 TRAIN = [
     "the cat sat on the mat\n" + "            x = 1\n" * 20,
@@ -124,7 +127,7 @@ def test_an_absent_split_has_no_tokens(small: Corpus, tmp_path: Path) -> None:
 @given(st.text(st.characters(codec="utf-8")))
 @settings(max_examples=100, deadline=None)
 def test_any_text_comes_back(trained: Path, text: str) -> None:
-    coder = tokens._Coder(trained)
+    coder = tokenizer_module.Coder(trained)
     (ids,) = coder.encode([text])
     assert coder.tokenizer.decode(ids.tolist()) == text
     assert coder.accounted(ids) == len(text.encode())
@@ -133,7 +136,7 @@ def test_any_text_comes_back(trained: Path, text: str) -> None:
 @given(st.text("ab .\n\té", max_size=60), st.integers(1, 20))
 @settings(max_examples=200, deadline=None)
 def test_pieces_make_up_the_text(text: str, size: int) -> None:
-    pieces = list(tokens._pieces(text, size))
+    pieces = list(tokenizer_module.pieces_of(text, size))
     assert "".join(pieces) == text
     assert all(len(piece) <= size for piece in pieces)
 
@@ -143,7 +146,7 @@ def test_pieces_make_up_the_text(text: str, size: int) -> None:
 def test_cuts_at_gaps_change_no_token(trained: Path, words: list[str]) -> None:
     text = " x".join(words)
     tokenizer = load_tokenizer(trained)
-    pieces = [tokenizer.encode(piece).ids for piece in tokens._pieces(text, 20)]
+    pieces = [tokenizer.encode(piece).ids for piece in tokenizer_module.pieces_of(text, 20)]
     assert [one for piece in pieces for one in piece] == tokenizer.encode(text).ids
 
 
@@ -220,11 +223,11 @@ def test_whoever_is_second_takes_what_is_there(small: Corpus, tmp_path: Path) ->
 
     def write_while_another_finishes(place: Path) -> dict[str, Any]:
         if not folder.exists():
-            tokens._build(folder, {}, lambda other: {"winner": (other / "x").write_text("x")})
+            store.build(folder, {}, lambda other: {"winner": (other / "x").write_text("x")})
         (place / "x").write_text("x")
         return {"winner": 0}
 
-    tokens._build(folder, {}, write_while_another_finishes)
+    store.build(folder, {}, write_while_another_finishes)
     assert json.loads((folder / "manifest.json").read_text())["winner"] == 1
     assert os.listdir(folder.parent) == ["thing"]
 
@@ -341,14 +344,14 @@ def test_a_panic_while_encoding_is_refused(trained: Path, monkeypatch: pytest.Mo
         def encode_batch_fast(self, *_: Any, **__: Any) -> None:
             raise PanicException("index out of bounds")
 
-    coder = tokens._Coder(trained)
+    coder = tokenizer_module.Coder(trained)
     monkeypatch.setattr(coder, "tokenizer", Panicking())
     with pytest.raises(BadInput, match=r"is not a tokenizer that runs \(index out of bounds"):
         coder.encode(["a"])
 
 
 def test_an_interruption_is_no_bad_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), tokens._panics(tmp_path):
+    with pytest.raises(KeyboardInterrupt), tokenizer_module._panics(tmp_path):
         raise KeyboardInterrupt
 
 

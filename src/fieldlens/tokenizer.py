@@ -1,0 +1,197 @@
+"""Tokenizers: a byte-level BPE trained on a corpus, or the one in a folder; none is trusted to behave."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from fieldlens.corpus import Corpus
+from fieldlens.errors import BadInput
+from fieldlens.store import build, cache_folder, digest, hash_of, intact
+
+END = "<|endoftext|>"
+
+FORMAT = 1
+"""Of what the cache holds; a change makes every folder anew."""
+
+_BYTES = 256
+_PIECE = 1 << 12
+_LARGEST = 1 << 24
+
+
+def train_tokenizer(corpus: Corpus, vocabulary: int, max_bytes: int | None = None) -> Path:
+    """A byte-level BPE of the train split, as a Hugging Face folder in the cache."""
+    if vocabulary < _BYTES + 1:
+        raise BadInput(f"vocabulary is {vocabulary}: at least {_BYTES + 1} is needed, every byte and the end of text")
+    recipe = {
+        "format": FORMAT,
+        "corpus": corpus.fingerprint(),
+        "vocabulary": vocabulary,
+        "max_bytes": max_bytes,
+    }
+    folder = cache_folder() / "tokenizers" / digest(recipe)[:32]
+    if intact(folder) is None:
+        if not corpus.size("train")[0]:  # reads everything, before anything is written
+            raise BadInput(f"corpus '{corpus.name}' has no train split to train a tokenizer on")
+        build(folder, recipe, lambda place: _train_into(place, corpus, vocabulary, max_bytes))
+    return folder
+
+
+def _train_into(place: Path, corpus: Corpus, vocabulary: int, max_bytes: int | None) -> dict[str, Any]:
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # in pieces, because the time of training is quadratic in the longest word: a megabyte of letters takes an hour
+    pieces = (piece for text in corpus.documents("train", max_bytes) for piece in pieces_of(text))
+    tokenizer.train_from_iterator(pieces, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(place)
+    return {}
+
+
+def pieces_of(text: str, size: int = _PIECE) -> Iterator[str]:
+    """Cut a document where no token can be: before the first space after a word, else before a newline, else hard."""
+    start = 0
+    while len(text) - start > size:
+        cut = _last_gap(text, " ", start, start + size) or _last_gap(text, "\n", start, start + size) or start + size
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def _last_gap(text: str, gap: str, start: int, end: int) -> int | None:
+    """The last place in (start, end] of this character after something that is not white."""
+    at = text.rfind(gap, start + 1, end + 1)
+    while at > start and text[at - 1].isspace():
+        at = text.rfind(gap, start + 1, at)
+    return at if at > start else None
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder, set to encode all of a text and to read no special token out of it."""
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        raise BadInput(f"{folder} is not a tokenizer folder: there is no tokenizer.json")
+    _refuse_prefix(file)
+    with _panics(file), _silence():
+        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True
+        tokenizer.encode("Does it 1, run?\n", add_special_tokens=False)
+    if _vocabulary(tokenizer) > _LARGEST:
+        raise BadInput(f"{file}: the largest id is {_vocabulary(tokenizer) - 1}, allowed: less than {_LARGEST}")
+    return tokenizer
+
+
+def _refuse_prefix(file: Path) -> None:
+    """A crafted prefix of subwords makes the library abort the process, which nothing can catch."""
+    try:
+        model = json.loads(file.read_bytes()).get("model") or {}
+        prefix = model.get("continuing_subword_prefix") if "merges" in model else None
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise BadInput(f"{file} is not a tokenizer ({error})") from None
+    if prefix:
+        raise BadInput(f"{file}: BPE with the subword prefix '{prefix}' is not supported")
+
+
+@contextmanager
+def _panics(file: Path) -> Iterator[None]:
+    """The library's panics are no Exceptions; say what a user can mend."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise BadInput(f"{file} is not a tokenizer that runs ({error})") from None
+        raise
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep a panic from printing its backtrace: it writes to the file descriptor, past sys.stderr."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _vocabulary(tokenizer: Tokenizer) -> int:
+    """Ids may have holes, so the largest counts."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def end_id(folder: Path) -> int:
+    """The id of the end-of-text token, or of the eos_token that tokenizer_config.json names."""
+    return _end(load_tokenizer(folder), Path(folder))
+
+
+def _end(tokenizer: Tokenizer, folder: Path) -> int:
+    token: Any = END
+    config = folder / "tokenizer_config.json"
+    if tokenizer.token_to_id(token) is None and config.is_file():
+        try:
+            token = json.loads(config.read_bytes()).get("eos_token")
+        except (ValueError, AttributeError, RecursionError) as error:
+            raise BadInput(f"{config} cannot be read ({error})") from None
+        token = token.get("content") if isinstance(token, dict) else token
+    found = tokenizer.token_to_id(token) if isinstance(token, str) else None
+    if found is None:
+        raise BadInput(f"{folder}: the tokenizer has neither '{END}' nor an eos_token in tokenizer_config.json")
+    return found
+
+
+class Coder:
+    """A tokenizer, and how many bytes each of its tokens stands for if it is byte-level."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "tokenizer.json"
+        self.tokenizer = load_tokenizer(folder)
+        self.sha256 = hash_of(self.file)
+        self.vocabulary, self.end = _vocabulary(self.tokenizer), _end(self.tokenizer, folder)
+        self.dtype = np.dtype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
+        self._bytes = self._lengths() if _byte_level(json.loads(self.tokenizer.to_str())) else None
+
+    def _lengths(self) -> np.ndarray:
+        lengths = np.zeros(self.vocabulary, np.int64)
+        for token, number in self.tokenizer.get_vocab(with_added_tokens=False).items():
+            lengths[number] = len(token)  # each character stands for one byte
+        for number, added in self.tokenizer.get_added_tokens_decoder().items():
+            lengths[number] = len(added.content.encode())
+        return lengths
+
+    def encode(self, pieces: list[str]) -> list[np.ndarray]:
+        with _panics(self.file):
+            found = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        return [np.array(one.ids, self.dtype) for one in found]
+
+    def accounted(self, ids: np.ndarray) -> int | None:
+        """The bytes these tokens stand for; None if that cannot be said."""
+        return None if self._bytes is None else int(self._bytes[ids].sum())
+
+
+def _byte_level(description: dict[str, Any]) -> bool:
+    """BPE over bytes that neither changes the text first nor puts a space before it."""
+    first = description.get("pre_tokenizer") or {}
+    steps = first.get("pretokenizers", [first])
+    level = [step for step in steps if step.get("type") == "ByteLevel"]
+    plain = bool(level) and not any(step.get("add_prefix_space") for step in level)
+    return plain and description["model"].get("type") == "BPE" and description.get("normalizer") is None
