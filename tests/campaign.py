@@ -17,6 +17,8 @@ import torch
 import training
 from rich.progress import track
 
+import fieldlens.huggingface  # noqa: F401 - loaded before the forks, which then start at once
+import fieldlens.train  # noqa: F401
 from fieldlens import cli
 from fieldlens.checkpoint import FAILPOINT, Damaged, newest_step, read_folder, steps_of
 
@@ -107,7 +109,7 @@ def main(kill: int = 20, flip: int = 2000) -> None:
     Parameters
     ----------
     kill
-        Kills at random moments, with one process; half as many with two.
+        Kills at random moments, with one process; half as many with two. Every failpoint is tried in any case.
     flip
         Bits to flip.
     """
