@@ -17,8 +17,8 @@ import torch
 import training
 from rich.progress import track
 
-import fieldlens.huggingface  # noqa: F401 - loaded before the forks, which then start at once
-import fieldlens.train  # noqa: F401
+import fieldlens.huggingface
+import fieldlens.train  # noqa: F401 - both loaded before the forks, which then start at once
 from fieldlens import cli
 from fieldlens.checkpoint import FAILPOINT, Damaged, newest_step, read_folder, steps_of
 
