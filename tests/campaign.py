@@ -20,7 +20,7 @@ from rich.progress import track
 import fieldlens.huggingface
 import fieldlens.train  # noqa: F401 - both loaded before the forks, which then start at once
 from fieldlens import cli
-from fieldlens.checkpoint import FAILPOINT, Damaged, newest_step, read_folder, steps_of
+from fieldlens.checkpoint import FAILPOINT, newest_step, steps_of
 
 
 def same_end(corpus: Path, out: Path, whole: Path, processes: int = 1) -> bool:
@@ -90,16 +90,7 @@ def flips(checkpoint: Path, count: int) -> int:
     files = sorted(checkpoint.iterdir())
     for _ in track(range(count), description="bit flips"):
         path = chance.choice(files)
-        data = path.read_bytes()
-        changed, bit = bytearray(data), chance.randrange(len(data) * 8)
-        changed[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(changed)
-        try:
-            read_folder(checkpoint)
-            missed += 1
-        except Damaged:
-            pass
-        path.write_bytes(data)
+        missed += training.flip_passes(path, chance.randrange(path.stat().st_size * 8))
     return missed
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fieldlens.checkpoint import read_folder, steps_of
+from fieldlens.checkpoint import Damaged, read_folder, steps_of
 
 SMOKE = ["--preset", "smoke", "--scheme", "kerple", "--steps", "12", "--threads", "1"]
 
@@ -70,3 +70,19 @@ def ending(out: Path) -> dict[str, str]:
 
 def logged(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def flip_passes(path: Path, bit: int) -> bool:
+    """Flip one bit of a file of a checkpoint, read the checkpoint, and mend it: whether nobody noticed."""
+    data = path.read_bytes()
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(changed)
+    try:
+        read_folder(path.parent)
+    except Damaged:
+        return False
+    else:
+        return True
+    finally:
+        path.write_bytes(data)
