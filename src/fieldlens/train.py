@@ -21,6 +21,7 @@ from fieldlens.machine import Machine
 from fieldlens.order import batch_at
 from fieldlens.recipe import Habits, Recipe, address, experiment
 from fieldlens.run import Run
+from fieldlens.schemes import canonical
 from fieldlens.tokens import TokenizedCorpus, tokenize, unigram_perplexity
 from fieldlens.trainer import Diverged, Trainer, shape
 
@@ -62,6 +63,7 @@ def train(
     """Train a decoder into a run folder; return the run's last status. `watch` is told of each step and validation."""
     if habits.track:
         _writer_class()
+    recipe = dataclasses.replace(recipe, scheme=canonical(recipe.scheme))
     world, run = processes.join(), Run(folder)
     try:
         machine.start()
