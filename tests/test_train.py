@@ -279,6 +279,14 @@ def test_events_are_tracked(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert list((tmp_path / "track").iterdir())
 
 
+def test_starting_over_is_said_aloud(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    (tmp_path / "checkpoints" / "step-000000001").mkdir(parents=True)
+    told: list[dict[str, object]] = []
+    train(small(corpus, steps=2), tmp_path, resume=True, machine=CPU, watch=told.append)
+    assert told[0] == {"warning": "no checkpoint is whole; training starts over"}
+
+
 def test_bad_recipes_write_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     for changes, message in (

@@ -14,7 +14,7 @@ import torch
 
 import fieldlens
 from fieldlens import processes
-from fieldlens.checkpoint import newest_step, save_step, write_folder
+from fieldlens.checkpoint import newest_step, save_step, steps_of, write_folder
 from fieldlens.corpus import open_corpus
 from fieldlens.errors import BadInput, FieldlensError
 from fieldlens.machine import Machine
@@ -83,6 +83,8 @@ def train(
             if world.leads:
                 for complaint in found[2] if found else []:
                     watch({"warning": f"{complaint}; the one before is used"})
+                if found is None and steps_of(run.checkpoints):
+                    watch({"warning": "no checkpoint is whole; training starts over"})
                 run.write_config(known or describe(recipe, tokens, identity, trainer))
                 run.rewind(trainer.step)
             return loop(trainer, run, tokens, habits, watch)
