@@ -28,6 +28,7 @@ bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmar
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,bench]'
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/evaluation.py
 
 campaign: $(READY)  ## what takes long: planted bugs, kills, full disks, bit flips
 	$(BIN)/python tests/plant.py

@@ -9,12 +9,19 @@ if TYPE_CHECKING:
     from fieldlens.attend import attention as attention
     from fieldlens.decoder import Config as Config
     from fieldlens.decoder import Decoder as Decoder
+    from fieldlens.evaluation import perplexity as perplexity
     from fieldlens.schemes import scheme as scheme
 
 # Each public name and its module, imported when first used: `fieldlens --help` must not wait for torch.
-_HOMES = {"scheme": "schemes", "attention": "attend", "Config": "decoder", "Decoder": "decoder"}
+_HOMES = {
+    "scheme": "schemes",
+    "attention": "attend",
+    "Config": "decoder",
+    "Decoder": "decoder",
+    "perplexity": "evaluation",
+}
 
-__all__ = ["Config", "Decoder", "__version__", "attention", "scheme"]
+__all__ = ["Config", "Decoder", "__version__", "attention", "perplexity", "scheme"]
 
 
 def __getattr__(name: str) -> Any:

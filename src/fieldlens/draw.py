@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib import colors
+from matplotlib import colors, ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -14,12 +15,15 @@ from torch import Tensor
 from fieldlens.attend import bias_table
 from fieldlens.errors import BadInput
 from fieldlens.layout import visible
-from fieldlens.schemes import Scheme
+from fieldlens.schemes import Scheme, registry
 
 PANEL = (3.4, 2.5)
 """Inches of one panel: the column of a two-column page."""
 
 FORMATS = ("png", "svg", "pdf")
+
+FOREIGN = (("#8C564B", "h"), ("#17BECF", "p"), ("#9A8700", "d"), ("#4B4B8F", "<"), ("#C44E52", ">"))
+"""Colours and markers of models that have none of our schemes."""
 
 
 class Fit(NamedTuple):
@@ -139,3 +143,98 @@ def _label_distance(panel: Axes, log: bool) -> None:
         panel.set_xscale("symlog", linthresh=1)
     panel.set_xlabel("distance Δ (tokens)", fontsize=7)
     panel.set_ylabel("bias", fontsize=7)
+
+
+class Line(NamedTuple):
+    """Perplexity of one model against length, with a band."""
+
+    label: str
+    spec: str | None
+    lengths: Sequence[int]
+    middle: Sequence[float]
+    low: Sequence[float | None]
+    high: Sequence[float | None]
+    train_length: int | None
+
+
+def perplexity_lines(lines: Sequence[Line]) -> Figure:
+    """Perplexity against context length on log axes, one line per model, training lengths marked."""
+    figure, (panel,) = new_figure(1)
+    for (tint, marker), line in zip(tints([line.spec for line in lines]), lines, strict=True):
+        panel.plot(line.lengths, line.middle, color=tint, marker=marker, markersize=3.5, linewidth=1, label=line.label)
+        if None not in line.low and None not in line.high:
+            panel.fill_between(line.lengths, line.low, line.high, color=tint, alpha=0.15, linewidth=0)  # type: ignore[arg-type]
+    _mark_training(panel, [line.train_length for line in lines], max(max(line.lengths) for line in lines))
+    panel.set_xscale("log", base=2)
+    lengths = sorted({length for line in lines for length in line.lengths})
+    panel.set_xticks(lengths, [str(length) for length in lengths])
+    panel.minorticks_off()
+    values = [value for line in lines for value in line.middle]
+    if max(values) > 4 * min(values):
+        panel.set_yscale("log")
+        panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+        panel.yaxis.set_minor_formatter(ticker.NullFormatter())
+    panel.set_xlabel("context length (tokens)", fontsize=7)
+    panel.set_ylabel("perplexity", fontsize=7)
+    figure.legend(*panel.get_legend_handles_labels(), fontsize=6, frameon=False, loc="outside upper center", ncols=3)
+    return figure
+
+
+class Curve(NamedTuple):
+    """A receptive field as a line: the share of the 1, 2, 3 … most recent tokens, with the quartiles of segments."""
+
+    label: str
+    spec: str | None
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    train_length: int | None
+
+
+def field_curves(curves: Sequence[Curve], level: float = 0.99, log: bool = True) -> Figure:
+    """Cumulative share of the gradient against the number of most recent tokens; ERF and training length marked."""
+    figure, (panel,) = new_figure(1)
+    for (tint, marker), curve in zip(tints([curve.spec for curve in curves]), curves, strict=True):
+        recent = np.arange(1, len(curve.middle) + 1)
+        panel.plot(recent, curve.middle, color=tint, linewidth=1, label=curve.label)
+        panel.fill_between(recent, curve.low, curve.high, color=tint, alpha=0.15, linewidth=0)
+        reached = int((curve.middle <= level + 1e-9).sum())
+        if reached < len(recent):
+            panel.plot(recent[reached], curve.middle[reached], marker=marker, color=tint, markersize=4)
+    panel.axhline(level, color="#777777", linewidth=0.6, linestyle="--")
+    _mark_training(panel, [curve.train_length for curve in curves], max(len(curve.middle) for curve in curves))
+    if log:
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    panel.yaxis.set_major_formatter(ticker.PercentFormatter(1))
+    panel.set_ylim(0, 1.02)
+    panel.set_xlabel("most recent tokens", fontsize=7)
+    panel.set_ylabel("share of the gradient", fontsize=7)
+    figure.legend(*panel.get_legend_handles_labels(), fontsize=6, frameon=False, loc="outside upper center", ncols=3)
+    return figure
+
+
+def _mark_training(panel: Axes, lengths: Sequence[int | None], longest: int) -> None:
+    """A dotted line at each training length that the axis shows."""
+    for length in sorted({length for length in lengths if length and length <= longest}):
+        panel.axvline(length, color="#777777", linewidth=0.8, linestyle=":")
+        panel.annotate(
+            "trained", (length, 1), xycoords=("data", "axes fraction"), fontsize=6, color="#777777", ha="center"
+        )
+
+
+def tints(specs: Sequence[str | None]) -> list[tuple[str, str]]:
+    """A colour and a marker for each of some models: the scheme's, lighter for variants of one scheme."""
+    found, foreign = [], 0
+    families = [spec.split(":")[0] if spec else None for spec in specs]
+    for index, family in enumerate(families):
+        cls = registry().get(family or "")
+        if cls is None:
+            colour, marker = FOREIGN[foreign % len(FOREIGN)]
+            foreign += 1
+        else:
+            alike = [other for other, name in enumerate(families) if name == family]
+            colour, marker = colors.to_hex(shades(cls.colour, len(alike))[alike.index(index)]), cls.marker
+        found.append((colour, marker))
+    return found

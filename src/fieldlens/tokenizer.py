@@ -159,6 +159,13 @@ def _end(tokenizer: Tokenizer, folder: Path) -> int:
     return found
 
 
+def begins_with(folder: Path) -> int | None:
+    """The token that a tokenizer itself puts before every text, if it does so."""
+    tokenizer = load_tokenizer(folder)
+    bare, dressed = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    return dressed[0] if dressed and dressed[:1] != bare[:1] else None
+
+
 class Coder:
     """A tokenizer, and how many bytes each of its tokens stands for if it is byte-level."""
 
@@ -178,14 +185,30 @@ class Coder:
             lengths[number] = len(added.content.encode())
         return lengths
 
-    def encode(self, pieces: list[str]) -> list[np.ndarray]:
-        with _panics(self.file):
-            found = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-        return [np.array(one.ids, self.dtype) for one in found]
+    @property
+    def exact(self) -> bool:
+        """Whether every token stands for certain bytes, so that a text may be cut and its bytes accounted for."""
+        return self._bytes is not None
 
-    def accounted(self, ids: np.ndarray) -> int | None:
-        """The bytes these tokens stand for; None if that cannot be said."""
-        return None if self._bytes is None else int(self._bytes[ids].sum())
+    def encode(self, pieces: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The tokens of each piece, and how many bytes of it each stands for."""
+        with _panics(self.file):
+            if self._bytes is not None:
+                found = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+                return [(ids := np.array(one.ids, self.dtype), self._bytes[ids]) for one in found]
+            found = self.tokenizer.encode_batch(pieces, add_special_tokens=False)
+        return [
+            (np.array(one.ids, self.dtype), _sizes(piece, one.offsets))
+            for piece, one in zip(pieces, found, strict=True)
+        ]
+
+
+def _sizes(text: str, offsets: list[tuple[int, int]]) -> np.ndarray:
+    """Bytes from the end of one token to the end of the next, from their places among the characters."""
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    ends = np.concatenate([[0], np.cumsum(1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000))])
+    reached = np.maximum.accumulate(ends[[stop for _, stop in offsets]]) if offsets else np.zeros(0, np.int64)
+    return np.diff(reached, prepend=0)
 
 
 def _byte_level(description: dict[str, Any]) -> bool:

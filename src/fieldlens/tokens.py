@@ -18,6 +18,7 @@ from fieldlens.store import MANIFEST, build, cache_folder, digest, intact
 from fieldlens.tokenizer import FORMAT, Coder, pieces_of, train_tokenizer
 
 _BATCH = 1 << 20
+_WIDEST = (1 << 16) - 1
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Split:
 
     ids: np.ndarray
     starts: np.ndarray
+    sizes: np.ndarray | None = None
+    """The bytes of text that each token stands for, where they were asked for."""
 
     def lengths(self) -> np.ndarray:
         """The number of tokens of each document, without its end-of-text token."""
@@ -60,9 +63,11 @@ class TokenizedCorpus:
         """The tokens of one split, mapped into memory; an absent split has none."""
         if name not in SPLITS:
             raise unknown("split", name, SPLITS)
+        assert name in self.manifest["splits"], f"the split {name} was not asked for"
         mode: Any = "r" if self.manifest["splits"][name]["tokens"] else None  # an empty array cannot be mapped
         ids = np.load(self.folder / f"{name}.npy", mmap_mode=mode)
-        return Split(ids, np.load(self.folder / f"{name}.starts.npy"))
+        sizes = self.folder / f"{name}.sizes.npy"
+        return Split(ids, np.load(self.folder / f"{name}.starts.npy"), np.load(sizes) if sizes.exists() else None)
 
 
 def tokenize(
@@ -71,12 +76,16 @@ def tokenize(
     tokenizer: Path | None = None,
     max_bytes: int | None = None,
     progress: bool = False,
+    only: str | None = None,
 ) -> TokenizedCorpus:
     """The corpus as tokens, from the cache or made now.
 
     A tokenizer of that vocabulary is trained unless one is given, whose own vocabulary then counts. max_bytes limits
-    the train split, and an eighth of it validation and test.
+    the train split, and an eighth of it validation and test. With `only` one split is read, and the bytes of each token
+    are kept beside it.
     """
+    if only is not None and only not in SPLITS:
+        raise unknown("split", only, SPLITS)
     if max_bytes is not None and max_bytes < 1:
         raise BadInput(f"max_bytes is {max_bytes}: at least 1 is needed")
     home = Path(tokenizer) if tokenizer is not None else train_tokenizer(corpus, vocabulary, max_bytes)
@@ -86,23 +95,28 @@ def tokenize(
         "corpus": corpus.fingerprint(),
         "tokenizer": {"sha256": coder.sha256, "vocabulary": coder.vocabulary, "end": coder.end},
         "max_bytes": max_bytes,
+        **({"only": only} if only else {}),
     }
     folder = cache_folder() / "tokens" / digest(recipe)[:32]
     manifest = intact(folder)
     if manifest is None:
         corpus.check()  # before anything is written
-        build(folder, recipe, lambda place: _tokenize_into(place, corpus, coder, max_bytes, progress))
+        build(folder, recipe, lambda place: _tokenize_into(place, corpus, coder, max_bytes, progress, only))
         manifest = json.loads((folder / MANIFEST).read_bytes())
     return TokenizedCorpus(folder, manifest, home)
 
 
-def _tokenize_into(place: Path, corpus: Corpus, coder: Coder, max_bytes: int | None, progress: bool) -> dict[str, Any]:
+def _tokenize_into(
+    place: Path, corpus: Corpus, coder: Coder, max_bytes: int | None, progress: bool, only: str | None
+) -> dict[str, Any]:
     limits = {name: max_bytes if name == "train" or not max_bytes else max(1, max_bytes // 8) for name in SPLITS}
     expected = {name: min(corpus.size(name)[1], limits[name] or sys.maxsize) for name in SPLITS}
     splits = {}
-    with _bar(sum(expected.values()), progress) as advance:
-        for name in SPLITS:
-            splits[name] = _write_split(place, name, corpus.documents(name, limits[name]), coder, advance)
+    names = [name for name in SPLITS if only in (None, name)]
+    with _bar(sum(expected[name] for name in names), progress) as advance:
+        for name in names:
+            documents = corpus.documents(name, limits[name])
+            splits[name] = _write_split(place, name, documents, coder, advance, sizes=only is not None)
             seen = (splits[name]["documents"], splits[name]["bytes"])
             if seen != corpus.size(name) and (limits[name] is None or seen[1] < expected[name]):
                 raise BadInput(f"corpus '{corpus.name}' changed while it was read: split {name}")
@@ -111,18 +125,21 @@ def _tokenize_into(place: Path, corpus: Corpus, coder: Coder, max_bytes: int | N
 
 
 def _write_split(
-    place: Path, name: str, documents: Iterator[str], coder: Coder, advance: Callable[[int], None]
+    place: Path, name: str, documents: Iterator[str], coder: Coder, advance: Callable[[int], None], sizes: bool
 ) -> dict[str, Any]:
     starts, taken, accounted, count = array("q", [0]), 0, 0, 0
     end = np.array([coder.end], coder.dtype).tobytes()
+    widths = array("H")
     with (place / f"{name}.npy").open("wb") as file:
         _header(file, coder.dtype, 0)
-        for batch in _batches(documents):
+        for batch in _batches(documents, coder.exact):
             encoded = coder.encode([piece for piece, _ in batch])
-            for ids, (_, last) in zip(encoded, batch, strict=True):
+            for (ids, their), (_, last) in zip(encoded, batch, strict=True):
                 file.write(ids.tobytes() + (end if last else b""))
-                accounted += coder.accounted(ids) or 0
+                accounted += int(their.sum())
                 count += len(ids) + last
+                if sizes:
+                    widths.extend([*their.clip(max=_WIDEST).tolist(), *([0] if last else [])])
                 if last:
                     starts.append(count)
             size = sum(len(piece.encode()) for piece, _ in batch)
@@ -131,11 +148,12 @@ def _write_split(
         file.seek(0)
         _header(file, coder.dtype, count)
     np.save(place / f"{name}.starts.npy", np.array(starts[:-1], np.int64))
-    exact = coder.accounted(np.zeros(0, coder.dtype)) is not None
-    if exact and accounted != taken:
+    if sizes:
+        np.save(place / f"{name}.sizes.npy", np.array(widths, np.uint16))
+    if coder.exact and accounted != taken:
         raise BadInput(f"{coder.file} loses text: {taken} bytes in, {accounted} accounted for")
     row = {"documents": len(starts) - 1, "bytes": taken, "tokens": count}
-    return {**row, "bytes_accounted": accounted if exact else None}
+    return {**row, "bytes_accounted": accounted if coder.exact else None}
 
 
 def _header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
@@ -146,13 +164,13 @@ def _header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
     assert file.tell() == 128
 
 
-def _batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces, and whether each is the last of its document, about a megabyte at a time."""
+def _batches(documents: Iterator[str], cut: bool) -> Iterator[list[tuple[str, bool]]]:
+    """Pieces, or whole documents, and whether each is the last of its document, about a megabyte at a time."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for text in documents:
         left = len(text)
-        for piece in pieces_of(text):
+        for piece in pieces_of(text) if cut else [text]:
             left -= len(piece)
             size += len(piece)
             batch.append((piece, not left))

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from fieldlens import __version__
+from fieldlens.cli.compare import compare
 from fieldlens.cli.corpus import corpus
+from fieldlens.cli.evaluate import evaluate
 from fieldlens.cli.runs import runs
 from fieldlens.cli.schemes import schemes
 from fieldlens.cli.train import train
@@ -29,7 +31,7 @@ app = App(
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
 )
-for verb in (schemes, corpus, train, runs):
+for verb in (schemes, corpus, train, runs, evaluate, compare):
     app.command(verb)
 
 

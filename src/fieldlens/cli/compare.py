@@ -1,0 +1,82 @@
+"""fieldlens compare: are the differences real?"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from fieldlens.machine import Machine
+
+
+def compare(
+    *results: Path,
+    by: Literal["documents", "tokens"] = "documents",
+    style: Annotated[Literal["text", "markdown", "latex", "csv"], Parameter(name="--format")] = "text",
+    out: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
+) -> None:
+    """Compare evaluations: grouped by everything but the seed, each group against the first.
+
+    Example: fieldlens compare evaluations/sandwich-*.json evaluations/alibi-*.json
+
+    Over seeds by the paper's paired t-test; within a seed by resampling documents. † means that the first group is
+    significantly better, * that it is significantly worse.
+
+    Parameters
+    ----------
+    results
+        Result files of fieldlens evaluate, or folders of them.
+    by
+        What is resampled within a seed; tokens only if you must: those of one document are not independent.
+    style
+        text, markdown, latex or csv.
+    out
+        Write all formats and the plot into this folder.
+    as_json
+        Print JSON.
+    """
+    from fieldlens.compare import compare as compare_evaluations
+    from fieldlens.errors import BadInput
+    from fieldlens.evaluation import read_evaluation
+    from fieldlens.sheet import records_csv
+
+    machine.start()
+    if not results:
+        raise BadInput("nothing to compare: give result files of fieldlens evaluate")
+    files = [file for path in results for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    found = compare_evaluations([read_evaluation(file) for file in files], by)
+    sheet = found.sheet()
+    texts = {
+        "markdown": sheet.markdown(),
+        "latex": sheet.latex(),
+        "csv": records_csv(found.cells),
+        "json": json.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n",
+    }
+    if out is not None:
+        _write(out, texts, found)
+    if as_json or style != "text":
+        print(texts["json" if as_json else style], end="")
+        return
+    console = Console(highlight=False)
+    for one in (sheet, found.tests()):
+        if one.rows:
+            console.print(one.text())
+            for note in one.notes:
+                console.print(note, style="dim", markup=False)
+
+
+def _write(out: Path, texts: dict[str, str], found: "object") -> None:
+    from fieldlens import draw
+    from fieldlens.checkpoint import replace_file
+    from fieldlens.compare import Comparison
+
+    assert isinstance(found, Comparison)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, ending in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):
+        replace_file(out / f"comparison.{ending}", texts[name].encode())
+    figure = draw.perplexity_lines(found.lines())
+    for ending in ("png", "svg"):
+        draw.save(figure, out / f"comparison.{ending}")

@@ -1,0 +1,56 @@
+"""What a person sees of long work: an estimate, a bar with the time left, or a line now and then."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+EVERY = 10.0
+
+
+class Watcher:
+    """Shows events: a stage, an estimate, how much is done, a warning."""
+
+    def __init__(self, console: Console, quiet: bool) -> None:
+        self.console, self.quiet = console, quiet
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self.task = self.progress.add_task("", total=None)
+        self.stage, self.last, self.begun = "", time.monotonic(), time.monotonic()
+
+    def __enter__(self) -> "Watcher":
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self.progress.__exit__(*details)
+
+    def watch(self, event: dict[str, Any]) -> None:
+        from fieldlens.effort import spoken, spoken_bytes
+
+        if "warning" in event:
+            self.console.print(f"warning: {event['warning']}", markup=False)
+        if self.quiet:
+            return
+        if "stage" in event:
+            self.stage, self.begun = event["stage"], time.monotonic()
+            self.progress.reset(self.task, description=self.stage, total=None)
+        if "estimate" in event:
+            words = f"about {spoken(event['estimate'])}, {spoken_bytes(event['memory'])} beside the weights"
+            self.console.print(f"{self.stage}: {words}", markup=False)
+        if "done" in event:
+            text = f"{self.stage}  {event.get('what', '')}"
+            self.progress.update(self.task, completed=event["done"], total=event["total"], description=text)
+            if not self.console.is_terminal and time.monotonic() - self.last > EVERY:
+                self.last = time.monotonic()
+                share = event["done"] / event["total"]
+                left = (self.last - self.begun) * (1 - share) / share
+                self.console.print(f"{text}: {share:.0%} done, {spoken(left)} left", markup=False)

@@ -1,0 +1,301 @@
+"""Comparison of evaluations: over seeds as the paper does, and within a seed by resampling documents."""
+
+import math
+import statistics as plain
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fieldlens.draw import Line
+from fieldlens.errors import BadInput
+from fieldlens.evaluation import Evaluation
+from fieldlens.sheet import Sheet
+from fieldlens.statistics import bootstrap_difference, holm, paired_t, sign_flip
+from fieldlens.verdict import ALPHA, units
+
+By = Literal["documents", "tokens"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Evaluations of one experiment that differ in the seed only."""
+
+    name: str
+    members: dict[int, Evaluation]
+    """By seed."""
+
+    def values(self, length: int) -> dict[int, float]:
+        """Perplexity, or bits per byte, by seed; seeds that diverged have none."""
+        return {seed: one.score(length) for seed, one in self.members.items() if one.losses}
+
+    def diverged(self) -> list[int]:
+        return sorted(seed for seed, one in self.members.items() if not one.losses)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups against the first of them."""
+
+    groups: list[Group]
+    lengths: list[int]
+    cells: list[dict[str, Any]]
+    """Mean and deviation of each group at each length, with its test over seeds."""
+    within: list[dict[str, Any]]
+    """Tests within each seed that both sides have."""
+
+    def sheet(self) -> Sheet:
+        """Lengths down, groups across, marked as in the paper."""
+        at = {(cell["group"], cell["length"]): cell for cell in self.cells}
+        rows = [[str(length), *(_cell(at[group.name, length]) for group in self.groups)] for length in self.lengths]
+        return Sheet(["length", *(group.name for group in self.groups)], rows, self.quantity, self.notes())
+
+    @property
+    def quantity(self) -> str:
+        members = [one for group in self.groups for one in group.members.values()]
+        return "bits per byte" if any(one.by_bytes for one in members) else "perplexity"
+
+    def tests(self) -> Sheet:
+        """Every test: over seeds where there are several, else within the one there is."""
+        unit = "bits per byte" if self.quantity != "perplexity" else "nats"
+        if self.over_seeds:
+            columns = [
+                "against " + self.groups[0].name,
+                "length",
+                "pairs",
+                "difference",
+                "t",
+                "p",
+                "p (Holm)",
+                "reason",
+            ]
+            keys = ["group", "length", "pairs", "difference", "t", "p", "p_holm", "reason"]
+            rows = [[_number(cell.get(key)) for key in keys] for cell in self.cells if "p" in cell]
+            return Sheet(columns, rows, "over seeds: paired t-test")
+        columns = [
+            "against " + self.groups[0].name,
+            "length",
+            f"difference ({unit})",
+            "95 % from",
+            "to",
+            "p",
+            "p (Holm)",
+        ]
+        keys = ["group", "length", "difference", "low", "high", "p", "p_holm"]
+        rows = [[_number(row[key]) for key in keys] for row in self.within]
+        resampled = self.within[0]["resampled"] if self.within else "documents"
+        return Sheet(columns, rows, f"within the seed: sign flips of {resampled}, bootstrap interval")
+
+    def lines(self) -> list[Line]:
+        """For a figure: the mean over seeds, with a band of one deviation, or of 95 % over documents if one seed."""
+        found = []
+        for group in self.groups:
+            alive = [one for one in group.members.values() if one.losses]
+            if not alive:
+                continue
+            cells = [cell for cell in self.cells if cell["group"] == group.name]
+            middle = [cell["mean"] for cell in cells]
+            if len(alive) > 1:
+                low = [cell["mean"] - cell["deviation"] for cell in cells]
+                high = [cell["mean"] + cell["deviation"] for cell in cells]
+            else:
+                rows = {row["length"]: row for row in alive[0].rows()}
+                low, high = ([rows[length][key] for length in self.lengths] for key in ("low", "high"))
+            spec = alive[0].about["model"].get("scheme")
+            found.append(Line(group.name, spec, self.lengths, middle, low, high, alive[0].train_length))
+        return found
+
+    def notes(self) -> list[str]:
+        first = self.groups[0].name
+        if self.over_seeds:
+            how = f"paired two-sided t-test over seeds, p < {ALPHA:g}, not corrected"
+        else:
+            how = f"one seed: sign flips of whole documents, p < {ALPHA:g} after Holm"
+        found = [f"† {first} is significantly better, * significantly worse ({how})."]
+        everyone = {seed for group in self.groups for seed in group.members}
+        for group in self.groups:
+            if lost := group.diverged():
+                found.append(f"{group.name}: diverged with seed {', '.join(map(str, lost))}.")
+            if missing := everyone - group.members.keys():
+                found.append(f"{group.name}: no result for seed {', '.join(map(str, sorted(missing)))}.")
+        return found
+
+    @property
+    def over_seeds(self) -> bool:
+        return any(cell.get("p") is not None for cell in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        seeds = {group.name: {"seeds": sorted(group.members), "diverged": group.diverged()} for group in self.groups}
+        return {
+            "kind": "fieldlens comparison",
+            "reference": self.groups[0].name,
+            "groups": seeds,
+            "cells": self.cells,
+            "within_seed": self.within,
+            "notes": self.notes(),
+        }
+
+
+def compare(evaluations: Sequence[Evaluation], by: By = "documents") -> Comparison:
+    """Group by everything but the seed; the first group is the reference."""
+    groups = group(evaluations)
+    lengths = _shared(groups)
+    cells = [_summary(one, length) for one in groups for length in lengths]
+    reference = groups[0]
+    tested = [cell for cell in cells if cell["group"] != reference.name]
+    for cell in tested:
+        other = next(one for one in groups if one.name == cell["group"])
+        cell.update(_over_seeds(other.values(cell["length"]), reference.values(cell["length"])))
+    for cell, corrected in zip(tested, holm([cell["p"] for cell in tested]), strict=True):
+        cell["p_holm"] = corrected
+    within = [row for other in groups[1:] for length in lengths for row in _within(other, reference, length, by)]
+    for row, corrected in zip(within, holm([row["p"] for row in within]), strict=True):
+        row["p_holm"] = corrected
+    _mark(tested, within)
+    return Comparison(groups, lengths, cells, within)
+
+
+def group(evaluations: Sequence[Evaluation]) -> list[Group]:
+    """In the order of their first members."""
+    if not evaluations:
+        raise BadInput("nothing to compare: give at least one result file")
+    found: dict[str, dict[int, Evaluation]] = {}
+    identities: dict[str, dict[str, Any]] = {}
+    for one in evaluations:
+        identity = _identity(one)
+        key = repr(sorted(identity.items()))
+        identities[key] = identity
+        members = found.setdefault(key, {})
+        seed = _seed(one)
+        if seed in members and members[seed].losses and one.losses:
+            same = all(bool((members[seed].losses[n] == one.losses[n]).all()) for n in one.losses)
+            if not same:
+                raise BadInput(f"two different results for {one.about['model']['name']} with seed {seed}")
+        members.setdefault(seed, one)
+    names = _names([(members[min(members)], identities[key]) for key, members in found.items()])
+    return [Group(name, members) for name, members in zip(names, found.values(), strict=True)]
+
+
+def _seed(one: Evaluation) -> int:
+    return int(one.about["model"].get("recipe", {}).get("seed", 0))
+
+
+def _identity(one: Evaluation) -> dict[str, Any]:
+    """All that defines the experiment but its seed."""
+    model = one.about["model"]
+    if "recipe" not in model:
+        return {"name": model["name"], "weights": model.get("weights"), "window": one.about["window"]}
+    recipe = {key: value for key, value in model["recipe"].items() if key not in ("seed", "corpus", "tokenizer")}
+    return {**recipe, "data": model.get("data"), "cache window": one.about["window"]}
+
+
+def _names(experiments: list[tuple[Evaluation, dict[str, Any]]]) -> list[str]:
+    """Each by its model's name; where names collide, with what tells them apart."""
+    names = [one.about["model"]["name"] for one, _ in experiments]
+    found = []
+    for index, (_, identity) in enumerate(experiments):
+        rivals = [other for at, (_, other) in enumerate(experiments) if names[at] == names[index] and at != index]
+        keys = sorted({key for other in rivals for key in identity if other.get(key) != identity[key]})
+        details = ", ".join(f"{key} {str(identity[key])[:12]}" for key in keys)
+        found.append(f"{names[index]} ({details})" if details else names[index])
+    return found
+
+
+def _shared(groups: list[Group]) -> list[int]:
+    """The lengths; every result must have predicted the same targets from the same text at the same lengths."""
+    alive = [one for one_group in groups for one in one_group.members.values() if one.losses]
+    if not alive:
+        raise BadInput("nothing to compare: every run diverged")
+    first = alive[0]
+    for other in alive[1:]:
+        differing = [
+            key for key in ("protocol", "segments", "target_seed", "data", "align", "tokenizer", "bos")
+            if first.about.get(key) != other.about.get(key) and not (first.by_bytes and key in ("tokenizer", "bos"))
+        ]  # fmt: skip
+        if differing or first.targets != other.targets:
+            a, b = (one.about["model"]["name"] for one in (first, other))
+            what = ", ".join(differing) or "targets"
+            raise BadInput(f"{a} and {b} were not evaluated on the same targets: they differ in {what}")
+    shared = set.intersection(*(set(one.losses) for one in alive))
+    return sorted(shared)
+
+
+def _summary(one: Group, length: int) -> dict[str, Any]:
+    values = list(one.values(length).values())
+    return {
+        "group": one.name,
+        "length": length,
+        "seeds": len(values),
+        "diverged": len(one.diverged()),
+        "mean": plain.fmean(values) if values else None,
+        "deviation": plain.stdev(values) if len(values) > 1 else None,
+        "mark": "",
+    }
+
+
+def _over_seeds(values: dict[int, float], reference: dict[int, float]) -> dict[str, Any]:
+    shared = sorted(values.keys() & reference.keys())
+    if not shared:
+        return {"pairs": 0, "difference": None, "t": None, "p": None, "reason": "no seed in common"}
+    found = paired_t([values[seed] for seed in shared], [reference[seed] for seed in shared])
+    t = found.statistic if math.isfinite(found.statistic) else None
+    return {"pairs": len(shared), "difference": found.difference, "t": t, "p": found.p, "reason": found.reason}
+
+
+def _within(other: Group, reference: Group, length: int, by: By) -> list[dict[str, Any]]:
+    rows = []
+    for seed in sorted(other.members.keys() & reference.members.keys()):
+        ours, theirs = other.members[seed], reference.members[seed]
+        if not ours.losses or not theirs.losses:
+            continue
+        differences_N = ours.quantities(length) - theirs.quantities(length)
+        units_N, unit = (np.arange(len(differences_N)), "tokens") if by == "tokens" else units(ours.documents)
+        interval, boot = bootstrap_difference(differences_N, units_N)
+        flip = sign_flip(differences_N, units_N)
+        low, high = (value if math.isfinite(value) else None for value in interval)
+        rows.append(
+            {
+                "group": other.name,
+                "length": length,
+                "seed": seed,
+                "resampled": unit,
+                "difference": flip.difference,
+                "low": low,
+                "high": high,
+                "p_bootstrap": boot.p,
+                "p": flip.p,
+                "reason": flip.reason,
+            }
+        )
+    return rows
+
+
+def _mark(tested: list[dict[str, Any]], within: list[dict[str, Any]]) -> None:
+    """† where the reference is better, * where it is worse; from documents if there is one seed only."""
+    over_seeds = any(cell["p"] is not None for cell in tested)
+    for cell in tested:
+        p, difference = cell["p"], cell["difference"]
+        if not over_seeds:
+            rows = [row for row in within if (row["group"], row["length"]) == (cell["group"], cell["length"])]
+            p, difference = (rows[0]["p_holm"], rows[0]["difference"]) if rows else (None, None)
+        if p is not None and difference is not None and p < ALPHA:
+            cell["mark"] = "†" if difference > 0 else "*"
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    if cell["mean"] is None:
+        return "diverged" if cell["diverged"] else "–"
+    spread = f" ± {cell['deviation']:.{_places(cell['mean'])}f}" if cell["deviation"] is not None else ""
+    return f"{cell['mean']:.{_places(cell['mean'])}f}{spread}{cell['mark']}"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _places(value: float) -> int:
+    """Three digits that matter."""
+    return max(0, 2 - int(math.log10(max(value, 1))))

@@ -1,0 +1,229 @@
+"""From models and a corpus by name to result files."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fieldlens.corpus import open_corpus
+from fieldlens.errors import BadInput
+from fieldlens.evaluation import (
+    KIND,
+    Evaluation,
+    Plan,
+    Watch,
+    address,
+    anchors_of,
+    documents_of,
+    evaluate,
+    read_evaluation,
+)
+from fieldlens.models import Place, find, load
+from fieldlens.protocols import Anchor, Eligible, draw, protocol
+from fieldlens.results import write_json
+from fieldlens.sheet import Sheet
+from fieldlens.tokenizer import begins_with
+from fieldlens.tokens import tokenize
+
+
+@dataclass(frozen=True)
+class Question:
+    """What `fieldlens evaluate` was asked."""
+
+    corpus: str | None
+    lengths: tuple[int, ...]
+    segments: int = 1000
+    protocol: str = "last-token"
+    window: int | None = None
+    options: dict[str, int | None] | None = None
+    target_seed: int = 0
+    train_length: int | None = None
+    split: str = "test"
+    align: str = "tokens"
+    batch: int | None = None
+
+    def plan(self, lengths: Sequence[int], bos: int | None) -> Plan:
+        named = protocol(self.protocol, **(self.options or {}))
+        return Plan(named, tuple(lengths), self.segments, self.target_seed, self.window, bos)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A split of a corpus in a tokenizer's tokens."""
+
+    documents: list[np.ndarray]
+    sizes: list[np.ndarray]
+    about: dict[str, Any]
+    bos: int | None
+
+
+def read_text(corpus: str, split: str, tokenizer: Path, progress: bool = True) -> Text:
+    """The documents of a split, tokenized, from the cache if they are there."""
+    source = open_corpus(corpus)
+    tokens = tokenize(source, 0, tokenizer, progress=progress, only=split)
+    found = tokens.split(split)
+    if not len(found.ids):
+        raise BadInput(f"corpus '{corpus}' has no {split} split: --split names another")
+    assert found.sizes is not None
+    about = {
+        "data": {"corpus": source.name, "split": split, "text": source.fingerprint()},
+        "tokenizer": tokens.manifest["tokenizer"]["sha256"],
+    }
+    documents, sizes = (list(documents_of(what, found.starts)) for what in (found.ids, found.sizes))
+    return Text(documents, sizes, about, begins_with(tokenizer))
+
+
+def evaluate_all(
+    models: Sequence[str],
+    question: Question,
+    out: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    watch: Watch = lambda event: None,
+) -> list[tuple[Path, Evaluation]]:
+    """Evaluate one model after another; all paths and texts are looked at before the first is loaded."""
+    places = [find(text) for text in models]
+    corpus = question.corpus or _own_corpus(places) or "stdlib"
+    question.plan(question.lengths, None)
+    texts: dict[Path, Text] = {}
+    for place in places:
+        if not place.diverged and place.tokenizer not in texts:
+            texts[place.tokenizer] = read_text(corpus, question.split, place.tokenizer)
+    drawn = _draw(texts, question)
+    found = []
+    for place in places:
+        if place.diverged:
+            found.append(_diverged(place, out))
+        else:
+            anchors, names = drawn[place.tokenizer]
+            found.append(_one(place, texts[place.tokenizer], anchors, names, question, out, device, dtype, watch))
+    _plot([one for _, one in found], out)
+    return found
+
+
+def _own_corpus(places: Sequence[Place]) -> str | None:
+    return next((place.about()["recipe"]["corpus"] for place in places if place.run), None)
+
+
+Drawn = tuple[list[Anchor], list[Anchor] | None]
+"""Anchors in a tokenizer's tokens, and what results call them if that is something else."""
+
+
+def _draw(texts: dict[Path, Text], question: Question) -> dict[Path, Drawn]:
+    """The anchors for each tokenizer: its own tokens, or bytes that all tokenizers have deep enough in a document."""
+    if question.align == "tokens":
+        return {
+            key: (anchors_of(text.documents, question.plan(question.lengths, None)), None)
+            for key, text in texts.items()
+        }
+    if question.protocol != "last-token":
+        raise BadInput(f"--align bytes goes with the protocol last-token, not with {question.protocol}")
+    longest = max(question.lengths)
+    ends = {key: [np.cumsum(sizes.astype(np.int64)) for sizes in text.sizes] for key, text in texts.items()}
+    spans = []
+    for document in range(min(len(text.documents) for text in texts.values())):
+        mine = [found[document] for found in ends.values()]
+        if any(len(one) <= longest for one in mine):
+            spans.append(Eligible(0, 0))
+            continue
+        first, last = max(int(one[longest - 1]) for one in mine), min(int(one[-1]) for one in mine)
+        spans.append(Eligible(first, max(0, last - first)))
+    if not any(span.anchors for span in spans):
+        raise BadInput(f"length {longest} is too long for this text: no document has more tokens than that")
+    names = draw(spans, question.segments, question.target_seed, "bytes")
+    return {
+        key: ([Anchor(d, int(np.searchsorted(found[d], byte, side="right"))) for d, byte in names], names)
+        for key, found in ends.items()
+    }
+
+
+def _one(
+    place: Place,
+    text: Text,
+    anchors: list[Anchor],
+    names: list[Anchor] | None,
+    question: Question,
+    out: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    watch: Watch,
+) -> tuple[Path, Evaluation]:
+    watch({"stage": place.name})
+    model = load(place, device, dtype, question.train_length)
+    trained, longest = model.subject.train_length, max(question.lengths)
+    lengths = [*question.lengths, *([trained] if trained and trained < longest else [])]
+    plan = question.plan(lengths, text.bos)
+    about = {**text.about, "align": question.align, "model": model.about}
+    where = address(about, plan)
+    path = out / f"{slug(place.name)}-{question.protocol}-{where[:8]}.json"
+    if path.exists() and (known := read_evaluation(path)).about.get("address") == where:
+        watch({"stage": f"{place.name}: already there"})
+        return path, known
+    found = evaluate(
+        model.subject,
+        text.documents,
+        plan,
+        about={"address": where, **about},
+        anchors=anchors,
+        sizes=text.sizes,
+        names=names,
+        batch=question.batch,
+        journal=path.with_suffix(".part"),
+        watch=watch,
+    )
+    found.save(path)
+    return path, found
+
+
+def _diverged(place: Place, out: Path) -> tuple[Path, Evaluation]:
+    """A run that diverged is a result too."""
+    model = place.about() | {"train_length": None}
+    about = {"kind": KIND, "state": "diverged", "model": model, "window": None}
+    path = out / f"{slug(place.name)}-diverged-{model['address'][:8]}.json"
+    write_json(path, about)
+    return path, Evaluation(about, {}, [])
+
+
+def slug(name: str) -> str:
+    """A name as a file may have it."""
+    return re.sub(r"[^\w.=,+-]+", "-", name).strip("-.") or "model"
+
+
+def _plot(found: Sequence[Evaluation], out: Path) -> None:
+    from fieldlens import draw
+
+    alive = [one for one in found if one.losses]
+    if alive:
+        figure = draw.perplexity_lines([one.line() for one in alive])
+        for ending in ("png", "svg"):
+            draw.save(figure, out / f"perplexity.{ending}")
+
+
+def summary(found: Sequence[Evaluation]) -> list[Sheet]:
+    """What the command prints: perplexities, and the verdict on each model."""
+    alive = [one for one in found if one.losses]
+    lengths = sorted({length for one in alive for length in one.losses})
+    bits = any(one.by_bytes for one in alive)
+    rows = [
+        [one.about["model"]["name"], *(f"{one.score(n):.4g}" if n in one.losses else "" for n in lengths)]
+        for one in alive
+    ]
+    rows += [[one.about["model"]["name"], "diverged"] for one in found if not one.losses]
+    title = "bits per byte" if bits else "perplexity"
+    sheets = [Sheet(["model", *map(str, lengths)], rows, f"{title} by context length")]
+    return [*sheets, Sheet(["model", "verdict", "evidence"], [_verdict_row(one) for one in alive])]
+
+
+def _verdict_row(one: Evaluation) -> list[str]:
+    name, verdict = one.about["model"]["name"], one.verdict
+    if verdict["verdict"] is None:
+        return [name, "no verdict", verdict["reason"]]
+    worst = max(verdict["evidence"], key=lambda row: abs(row["difference"]))
+    at = f" from {verdict['first']}" if verdict["first"] else ""
+    p = "" if worst["p_holm"] is None else f", p = {worst['p_holm']:.2g} after Holm over {verdict['resampled']}"
+    against = f"× {worst['ratio']:.3g} at {worst['length']} against {verdict['train_length']}{p}"
+    return [name, verdict["verdict"] + at, against]

@@ -1,0 +1,193 @@
+"""The models that a command can be given: a run folder, a Hugging Face folder, a hub id, a GGUF file.
+
+Nothing from a model folder is executed, and weights that are missing or not finite are refused.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fieldlens.decoder import Decoder
+from fieldlens.errors import BadInput
+from fieldlens.run import Run
+from fieldlens.store import build, cache_folder, digest, hash_of, intact
+from fieldlens.subject import Subject, check_causal, subject, weights_hash
+
+_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_OF_TOKENIZER = re.compile(r".*(token|vocab|merges|spiece).*")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model lies: found and looked at, not loaded."""
+
+    text: str
+    name: str
+    """What tables and legends call it: a run goes by its scheme."""
+    path: Path | None
+    """None for a hub id."""
+    run: Run | None = None
+
+    @property
+    def diverged(self) -> bool:
+        return self.run is not None and self.run.read(self.run.status).get("state") == "diverged"
+
+    @cached_property
+    def tokenizer(self) -> Path:
+        """The folder of the model's tokenizer: its own, or one made in the cache from what transformers can read."""
+        if self.path is None:
+            return _converted({"tokenizer of": self.text}, self.text, {})
+        if self.path.is_file():
+            return _converted(
+                {"tokenizer of": hash_of(self.path)}, str(self.path.parent), {"gguf_file": self.path.name}
+            )
+        if (self.path / "tokenizer.json").is_file():
+            return self.path
+        hashes = [[file.name, hash_of(file)] for file in sorted(self.path.iterdir()) if _OF_TOKENIZER.match(file.name)]
+        if not hashes:
+            raise BadInput(f"{self.text} has no tokenizer: put its tokenizer.json beside the weights")
+        return _converted({"tokenizer of": hashes}, str(self.path), {})
+
+    def about(self) -> dict[str, Any]:
+        """What a result says of the model before it is loaded: its name, and a run's recipe."""
+        if self.run is None:
+            return {"name": self.name}
+        known = self.run.read(self.run.config)
+        return {
+            "name": self.name,
+            "recipe": known["recipe"],
+            "data": known["experiment"]["data"],
+            "address": known["address"],
+        }
+
+
+def find(text: str) -> Place:
+    """The place that a command's MODEL means."""
+    run, path = Run(Path(text)), Path(text)
+    if run.status.is_file() and run.config.is_file():
+        state = run.read(run.status).get("state")
+        if state != "diverged" and not run.model.is_dir():
+            raise BadInput(f"{text} is a run without a model: it is {state}; fieldlens train --resume finishes it")
+        return Place(text, str(run.read(run.config)["recipe"]["scheme"]), run.model, run)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BadInput(f"{text} is no model: there is neither a config.json nor a run in it")
+        return Place(text, path.resolve().name, path)
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return Place(text, path.stem, path)
+    if not path.exists() and _HUB.fullmatch(text) and not path.parent.exists():
+        return Place(text, text, None)
+    raise BadInput(f"model '{text}' does not exist: give a run folder, a Hugging Face folder or id, or a .gguf file")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A subject, and what a result says of it."""
+
+    subject: Subject
+    about: dict[str, Any]
+
+
+def load(place: Place, device: torch.device, dtype: torch.dtype, train_length: int | None = None) -> Model:
+    """The model at a place, ready to be asked, and causal."""
+    if train_length is not None and train_length < 1:
+        raise BadInput(f"train length is {train_length}: at least 1 is needed")
+    found = _weights(place, dtype).to(device)
+    one = subject(found, place.name)
+    one.train_length = train_length or one.train_length
+    check_causal(one)
+    decoder = getattr(found, "decoder", None)
+    about = {
+        **place.about(),
+        "kind": found.config.model_type,
+        "scheme": decoder.config.scheme if isinstance(decoder, Decoder) else None,
+        "train_length": one.train_length,
+        "parameters": sum(parameter.numel() for parameter in found.parameters()),
+        "dtype": str(dtype).removeprefix("torch."),
+        "weights": weights_hash(found),
+    }
+    return Model(one, about)
+
+
+def _weights(place: Place, dtype: torch.dtype) -> Any:
+    if place.path is None:
+        return _pretrained(place.text, place.text, dtype=dtype)
+    return _gguf(place.path, dtype) if place.path.is_file() else _pretrained(str(place.path), place.text, dtype=dtype)
+
+
+def _gguf(path: Path, dtype: torch.dtype) -> Any:
+    try:
+        import gguf as _  # noqa: F401
+    except ImportError:
+        raise BadInput(f"{path} needs the extra gguf: pip install 'fieldlens[gguf]'") from None
+    return _pretrained(str(path.parent), str(path), dtype=dtype, gguf_file=path.name)
+
+
+def _pretrained(place: str, shown: str, **settings: Any) -> Any:
+    """Load by transformers, and refuse what it would let pass: absent or non-finite weights."""
+    from transformers import AutoModelForCausalLM
+
+    import fieldlens.huggingface  # noqa: F401
+
+    settings |= {"trust_remote_code": False, "output_loading_info": True}
+    if "gguf_file" not in settings:
+        settings["use_safetensors"] = True
+    with _quiet(), _in_one_line(shown):
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(place, attn_implementation="sdpa", **settings)
+        except ValueError as error:
+            if "attn_implementation" not in str(error) and "scaled_dot_product" not in str(error):
+                raise
+            model, info = AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager", **settings)
+    for what in ("missing_keys", "mismatched_keys"):
+        if info[what]:
+            raise BadInput(f"{shown}: weights do not fit, {what.replace('_', ' ')}: {sorted(map(str, info[what]))[:5]}")
+    broken = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
+    if broken:
+        raise BadInput(f"{shown}: weights are not finite: {', '.join(broken[:5])}")
+    return model.requires_grad_(False)
+
+
+def _converted(key: dict[str, Any], place: str, settings: dict[str, Any]) -> Path:
+    from transformers import AutoTokenizer
+
+    folder = cache_folder() / "tokenizers" / digest(key)[:32]
+    if intact(folder) is None:
+        with _quiet(), _in_one_line(place):
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, use_fast=True, **settings)
+        build(folder, key, lambda beside: tokenizer.save_pretrained(beside) and {})
+    return folder
+
+
+@contextmanager
+def _in_one_line(shown: str) -> Iterator[None]:
+    """Whatever a library says of a model that cannot be loaded, in one line."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"{shown} cannot be loaded: {said[:300]}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from printing while it loads."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

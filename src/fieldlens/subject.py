@@ -1,0 +1,298 @@
+"""Any causal language model as evaluation and the lens see it: token ids in, next-token logits out.
+
+Our decoders compute only what the last positions need. Models of transformers are asked through their public interface
+alone; what they cannot do is found out by trying, never by their name.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fieldlens.decoder import Decoder
+from fieldlens.errors import BadInput
+from fieldlens.layout import narrower, visible
+from fieldlens.schemes import check_window
+
+ROWS = 256
+"""Positions of which logits are held at once where we control the head."""
+
+CLOSE = 1e-4
+"""Two computations of the same logits differ by less, relative to the largest logit."""
+
+
+class Subject(ABC):
+    """A model to be examined."""
+
+    name: str
+    vocabulary: int
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    ours = False
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    parameters: int = 0
+    """Those that every token meets: all but the embedding's."""
+    scores = False
+    """Whether its attention holds a score for every pair of tokens."""
+    cache_bytes: int | None = None
+    """Bytes of keys and values that a cache holds for each token."""
+    train_length: int | None = None
+    limit: int | None = None
+    """Positions that the model has learned one by one: it cannot take more tokens than that."""
+    windows: tuple[int | None, ...] = (None,)
+    """The window of each layer."""
+
+    @abstractmethod
+    def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
+        """Logits after the last `keep` tokens, in pieces (B, t, V). `first` is the first token's position."""
+
+    def fits_cropped(self, window: int | None) -> bool:
+        """Whether a text cut down to what its end can see gives the end's own logits."""
+        return True
+
+    def check_window(self, window: int | None) -> None:
+        """Refuse a window that the model cannot be given."""
+        check_window(window)
+
+    def reach(self, window: int | None = None) -> int | None:
+        """How many of the most recent tokens can move the last logits: Σ(w - 1) + 1 over layers; None for all."""
+        widths = [narrower(own, window) for own in self.windows]
+        return None if None in widths else sum(width - 1 for width in widths if width) + 1
+
+    def needed(self, tokens: int, keep: int, window: int | None) -> int:
+        """How many of the last tokens are needed for the last `keep` logits."""
+        reach = self.reach(window)
+        return tokens if reach is None or not self.fits_cropped(window) else min(tokens, reach + keep - 1)
+
+    @torch.no_grad()
+    def losses(self, ids_BT: Tensor, keep: int = 1, window: int | None = None) -> Tensor:
+        """Negative log-likelihood of the last `keep` tokens, each given all before it, in nats: (B, keep) float64."""
+        inputs_BT, targets_Bk = ids_BT[:, :-1].to(self.device), ids_BT[:, -keep:].to(self.device)
+        tokens = inputs_BT.shape[1]
+        needed = self.needed(tokens, keep, window)
+        found, start = [], 0
+        for logits_BtV in self.logits(inputs_BT[:, -needed:], keep, window, tokens - needed):
+            wide = logits_BtV.to(torch.promote_types(logits_BtV.dtype, torch.float32))
+            stop = start + wide.shape[1]
+            picked_Bt = wide.gather(2, targets_Bk[:, start:stop, None])[..., 0]
+            found.append(wide.logsumexp(2).double() - picked_Bt.double())
+            start = stop
+        assert start == keep
+        return torch.cat(found, 1).cpu()
+
+
+class Ours(Subject):
+    """A decoder of this library."""
+
+    ours = True
+
+    def __init__(self, decoder: Decoder, name: str = "") -> None:
+        config = decoder.config
+        self.decoder, self.module = decoder.eval(), decoder
+        self.name, self.vocabulary = name or config.scheme, config.vocabulary
+        self.device, self.dtype = decoder.embedding.weight.device, decoder.embedding.weight.dtype
+        self.layers, self.width, self.heads = config.layers, config.width, config.heads
+        self.parameters = _counted(decoder, decoder.embedding)
+        self.train_length = config.train_length
+        self.cache_bytes = 2 * config.layers * config.width * self.dtype.itemsize
+        self.windows = (config.window,) * config.layers
+
+    def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
+        # a relative scheme gives the same numbers wherever the text begins: begin at 0, to the same bits
+        first = 0 if self.decoder.scheme.relative else first
+        positions = torch.arange(first, first + ids_BT.shape[1], device=self.device)
+        embeddings_BTD = self.decoder.embed(ids_BT)
+        states_BTD = self.decoder.states(embeddings_BTD, positions, window=window, last=keep == 1)[:, -keep:]
+        for start in range(0, keep, ROWS):
+            yield self.decoder.head(states_BTD[:, start : start + ROWS])
+
+
+class Theirs(Subject):
+    """A causal language model of transformers."""
+
+    def __init__(self, model: Any, name: str = "") -> None:
+        self.model, self.module = model.eval(), model
+        config = model.config.get_text_config()
+        self.name = name or config.name_or_path or config.model_type
+        embedding = model.get_input_embeddings()
+        self.vocabulary, self.parameters = embedding.num_embeddings, _counted(model, embedding)
+        self.device, self.dtype = embedding.weight.device, embedding.weight.dtype
+        self.layers, self.width, self.heads = (
+            getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+        )
+        self.scores = model.config._attn_implementation == "eager"
+        self.cache_bytes = _cache_bytes(config, self.dtype)
+        self.train_length, self.windows = _train_length(config), _windows(config)
+        self.limit = _learned_positions(model)
+
+    def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
+        with _band(window):
+            logits_BTV = self.model(input_ids=ids_BT, use_cache=False, logits_to_keep=keep).logits
+        yield logits_BTV[:, -keep:]
+
+    def check_window(self, window: int | None) -> None:
+        super().check_window(window)
+        if window is not None and not self._takes_bands:
+            raise BadInput(f"{self.name} cannot be given a window: a mask does not change what its layers see")
+
+    def fits_cropped(self, window: int | None) -> bool:
+        return self._takes_bands and self._shifts
+
+    @cached_property
+    def _takes_bands(self) -> bool:
+        """With a window of 1 nothing but the last token may matter; without one something else must."""
+        texts_BT = self._noise(6)
+        texts_BT[1, -1] = texts_BT[0, -1]
+        alone, free = (self._last(texts_BT, window) for window in (1, None))
+        return _close(alone[0], alone[1]) and not _close(free[0], free[1])
+
+    @cached_property
+    def _shifts(self) -> bool:
+        """Whether a text in which the beginning is out of reach may be given without it."""
+        reach = (self.layers or 1) + 1  # of a window of 2
+        texts_BT = self._noise(reach + 3)
+        return _close(self._last(texts_BT, 2), self._last(texts_BT[:, -reach:], 2))
+
+    def _last(self, ids_BT: Tensor, window: int | None) -> Tensor:
+        with torch.no_grad():
+            return next(self.logits(ids_BT, 1, window, 0))[:, 0].double()
+
+    def _noise(self, tokens: int) -> Tensor:
+        chance = torch.Generator().manual_seed(0)
+        return torch.randint(self.vocabulary, (2, tokens), generator=chance).to(self.device)
+
+
+class Plain(Subject):
+    """Any function of token ids (B, T) that returns logits (B, T, V)."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], name: str = "") -> None:
+        self.function, self.name = function, name or getattr(function, "__name__", type(function).__name__)
+        self.device = torch.device("cpu")
+        with torch.no_grad():
+            logits = function(torch.zeros(1, 1, dtype=torch.long))
+        if not isinstance(logits, Tensor) or logits.ndim != 3:
+            raise BadInput(
+                "a model is a Decoder, a transformers model, or a function from ids (B, T) to logits (B, T, V)"
+            )
+        self.vocabulary, self.dtype = logits.shape[-1], logits.dtype
+
+    def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
+        yield self.function(ids_BT)[:, -keep:]
+
+    def check_window(self, window: int | None) -> None:
+        if window is not None:
+            raise BadInput(f"{self.name} cannot be given a window")
+
+
+def subject(model: Any, name: str = "") -> Subject:
+    """A model as a subject: a Decoder, a model of transformers, or a function from ids to logits."""
+    if isinstance(model, Subject):
+        return model
+    if isinstance(model, Decoder):
+        return Ours(model, name)
+    if isinstance(getattr(model, "decoder", None), Decoder):
+        return Ours(model.decoder, name)
+    if hasattr(model, "get_input_embeddings") and hasattr(model, "config"):
+        return Theirs(model, name)
+    if callable(model):
+        return Plain(model, name)
+    raise BadInput(f"{type(model).__name__} is no model: give a Decoder, a transformers model or a function of ids")
+
+
+def weights_hash(module: nn.Module) -> str:
+    """Names a model by its weights."""
+    found = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        flat = value.detach().cpu().contiguous()
+        found.update(f"{name} {flat.dtype} {tuple(flat.shape)}".encode())
+        found.update(flat.view(torch.uint8).numpy().data if flat.numel() and flat.ndim else str(flat.tolist()).encode())
+    return found.hexdigest()
+
+
+def check_causal(subject: Subject) -> None:
+    """Refuse a model whose logits change when a later token does."""
+    chance = torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(subject.vocabulary, (1, 8), generator=chance).expand(2, -1).clone()
+    ids_BT[1, -1] = (ids_BT[0, -1] + 1) % subject.vocabulary
+    with torch.no_grad():
+        logits_BTV = torch.cat(list(subject.logits(ids_BT.to(subject.device), 8, None, 0)), 1)[:, :-1].double()
+    if not _close(logits_BTV[0], logits_BTV[1]):
+        raise BadInput(f"{subject.name} is not causal: its prediction changes with a token that comes later")
+
+
+def _cache_bytes(config: Any, dtype: torch.dtype) -> int | None:
+    heads = getattr(config, "num_attention_heads", None)
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else None)
+    return 2 * config.num_hidden_layers * kept * width * dtype.itemsize if kept and width else None
+
+
+def _counted(model: nn.Module, embedding: nn.Module) -> int:
+    tokens = {id(parameter) for parameter in embedding.parameters()}
+    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in tokens)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= CLOSE * a.abs().max())
+
+
+def _train_length(config: Any) -> int | None:
+    """The length that a configuration of transformers says the model was trained at, before any stretching."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    original = rope.get("original_max_position_embeddings") if isinstance(rope, dict) else None
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    found = [original, *(getattr(config, name, None) for name in names)]
+    return next((value for value in found if isinstance(value, int) and value > 0), None)
+
+
+def _windows(config: Any) -> tuple[int | None, ...]:
+    """The window of each layer by a configuration of transformers: how many keys, itself included, a query sees."""
+    layers = getattr(config, "num_hidden_layers", None) or 1
+    width = getattr(config, "sliding_window", None)
+    if not isinstance(width, int) or width < 1 or getattr(config, "use_sliding_window", True) is False:
+        return (None,) * layers
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    return tuple(width if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _learned_positions(model: Any) -> int | None:
+    """The rows of an embedding that is not the tokens' and has a row (some keep a few spare) for each position."""
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    tokens = model.get_input_embeddings()
+    others = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding) and m is not tokens]
+    return length if length and any(0 <= rows - length <= 8 for rows in others) else None
+
+
+@contextmanager
+def _band(window: int | None) -> Iterator[None]:
+    """While this holds, every mask that transformers makes is cut to a band as well: the smaller window counts."""
+    if window is None:
+        yield
+        return
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASKS
+    from transformers.masking_utils import and_masks
+
+    def inside(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
+        return visible(query - key, window)
+
+    def banded(make: Callable[..., Any]) -> Callable[..., Any]:
+        def mask(*, mask_function: Callable[..., Any], **rest: Any) -> Any:
+            return make(mask_function=and_masks(mask_function, inside), **{**rest, "allow_is_causal_skip": False})
+
+        return mask
+
+    names = [name for name in ("eager", "sdpa") if name in MASKS]
+    for name in names:
+        MASKS[name] = banded(MASKS[name])
+    try:
+        yield
+    finally:
+        for name in names:
+            del MASKS[name]

@@ -1,0 +1,71 @@
+"""The verdict: what becomes of a model's loss past its training length, with the evidence.
+
+d(L) is the mean over targets of NLL(L) - NLL(L_tr), tested by flipping the signs of whole documents, and corrected by
+Holm over the lengths past L_tr.
+
+improves: some d < 0 is significant, none > 0. holds: none is significant. drifts: some d > 0 is significant, and
+e^d < 1.5 everywhere. explodes: e^d ≥ 1.5 somewhere.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fieldlens.statistics import bootstrap_difference, holm, sign_flip, smallest_p
+
+ALPHA = 0.05
+EXPLOSION = 1.5
+FEW = 10
+"""With fewer documents than this, tokens are flipped one by one: a weaker argument, and said so."""
+
+
+def units(documents_N: np.ndarray) -> tuple[np.ndarray, str]:
+    """What is resampled together: documents, or single tokens where documents are too few to tell anything."""
+    if len(set(documents_N.tolist())) >= FEW:
+        return documents_N, "documents"
+    return np.arange(len(documents_N)), "tokens"
+
+
+def judge(losses: dict[int, np.ndarray], documents_N: np.ndarray, train_length: int | None) -> dict[str, Any]:
+    """The verdict on these losses by length."""
+    if train_length is None:
+        return {"verdict": None, "reason": "the training length is not known: give --train-length"}
+    beyond = [length for length in sorted(losses) if length > train_length]
+    if train_length not in losses or not beyond:
+        missing = "itself" if train_length not in losses else "or more"
+        return {"verdict": None, "reason": f"no length of the training length {train_length} {missing} was evaluated"}
+    units_N, unit = units(documents_N)
+    evidence = []
+    for length in beyond:
+        differences_N = losses[length] - losses[train_length]
+        interval, _ = bootstrap_difference(differences_N, units_N)
+        found = sign_flip(differences_N, units_N)
+        low, high = (value if math.isfinite(value) else None for value in interval)
+        ratio = math.exp(min(found.difference, 700))
+        evidence.append(
+            {"length": length, "difference": found.difference, "low": low, "high": high, "ratio": ratio, "p": found.p}
+        )
+    for row, corrected in zip(evidence, holm([row["p"] for row in evidence]), strict=True):
+        row["p_holm"] = corrected
+    named, first = _name(evidence)
+    return {
+        "verdict": named,
+        "first": first,
+        "train_length": train_length,
+        "resampled": unit,
+        "smallest_p": smallest_p(len(set(units_N.tolist()))),
+        "evidence": evidence,
+    }
+
+
+def _name(evidence: list[dict[str, Any]]) -> tuple[str, int | None]:
+    """The verdict, and the first length that shows it."""
+    certain = [row for row in evidence if row["p_holm"] is not None and row["p_holm"] < ALPHA]
+    exploded = [row["length"] for row in evidence if row["ratio"] >= EXPLOSION]
+    worse = [row["length"] for row in certain if row["difference"] > 0]
+    better = [row["length"] for row in certain if row["difference"] < 0]
+    for name, lengths in (("explodes", exploded), ("drifts", worse), ("improves", better)):
+        if lengths:
+            return name, lengths[0]
+    return "holds", None

@@ -1,0 +1,168 @@
+"""fieldlens evaluate and compare, as a user calls them, on runs trained here."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from families import build
+from training import write_corpus
+
+from fieldlens.cli import main
+from fieldlens.recipe import recipe
+from fieldlens.train import train
+
+SPECS = ("sandwich", "none:window=4")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained runs, a run that diverged, and the corpus they know."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FIELDLENS_CACHE", str(folder / "cache"))
+        corpus = write_corpus(folder / "corpus", documents=60)
+        for spec in SPECS:
+            train(recipe("smoke", scheme=spec, corpus=str(corpus), steps=4), folder / spec)
+        shutil.copytree(folder / SPECS[0], folder / "diverged")
+        shutil.rmtree(folder / "diverged" / "model")
+        (folder / "diverged" / "status.json").write_text('{"state": "diverged", "step": 2}')
+        config = json.loads((folder / "diverged" / "config.json").read_text())
+        config["recipe"]["seed"] = 7
+        (folder / "diverged" / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(home / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def ask(*words: object) -> None:
+    main(["evaluate", *map(str, words), "--lengths", "8,64", "--segments", "30", "--threads", "1"])
+
+
+def test_two_runs_from_command_to_comparison(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask(home / SPECS[0], home / SPECS[1], "--json")
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["lengths"] == [8, 32, 64]  # with the training length
+    assert first["results"][0]["bits_per_byte"] > 0
+    assert second["verdict"]["verdict"] == "holds"
+    assert {row["difference"] for row in second["verdict"]["evidence"]} == {0.0}
+    assert first["model"]["recipe"]["scheme"] == "sandwich"
+    assert first["data"]["split"] == "test"
+    assert first["tokenizer"] == second["tokenizer"]
+    assert all((tmp_path / "evaluations" / f"perplexity.{ending}").stat().st_size for ending in ("png", "svg"))
+    main(["compare", first["file"], second["file"], "--out", str(tmp_path / "c")])
+    out = capsys.readouterr().out
+    assert "sandwich" in out
+    assert "none:window=4" in out
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {
+        f"comparison.{ending}" for ending in ("md", "tex", "csv", "json", "png", "svg")
+    }
+    for style in ("markdown", "latex", "csv"):
+        main(["compare", str(tmp_path / "evaluations"), "--format", style])
+        assert "sandwich" in capsys.readouterr().out
+
+
+def test_a_result_that_is_there_is_not_computed_again(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(home / SPECS[0])
+    before = {path.name: path.read_bytes() for path in (tmp_path / "evaluations").glob("*.[jn]*")}
+    monkeypatch.setattr("fieldlens.evaluate.evaluate", lambda *_, **__: 1 / 0)
+    ask(home / SPECS[0])
+    assert {path.name: path.read_bytes() for path in (tmp_path / "evaluations").glob("*.[jn]*")} == before
+    assert "perplexity by context length" in capsys.readouterr().out
+
+
+def test_a_run_that_diverged_is_a_result(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask(home / SPECS[0], home / "diverged")
+    assert "diverged" in capsys.readouterr().out
+    main(["compare", str(tmp_path / "evaluations"), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["groups"]["sandwich"] == {"seeds": [7, 1235], "diverged": [7]}
+
+
+def test_bytes_align_models_with_different_tokenizers(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    train(recipe("smoke", scheme="alibi", corpus=str(home / "corpus"), steps=2, bpe=300), other)
+    ask(home / SPECS[0], other, "--align", "bytes", "--json")
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["tokenizer"] != second["tokenizer"]
+    main(["compare", first["file"], second["file"], "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [cell["mean"] for cell in found["cells"] if cell["length"] == 64]
+    ask(home / SPECS[0], other, "--json")
+    apart = json.loads(capsys.readouterr().out)
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", apart[0]["file"], apart[1]["file"]])
+    assert "they differ in tokenizer" in capsys.readouterr().err
+
+
+def test_a_transformers_folder_with_a_tokenizer(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build("llama", vocab_size=512, max_position_embeddings=32).save_pretrained(tmp_path / "llama")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / SPECS[0] / "model" / name, tmp_path / "llama" / name)
+    ask(tmp_path / "llama", "--corpus", home / "corpus", "--window", "4", "--json")
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["model"]["train_length"] == 32
+    assert found["verdict"]["verdict"] == "holds"
+    assert found["window"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lengths", "8,x"], "--lengths is '8,x': whole numbers separated by commas"),
+        (["--lengths", "100000"], "length 100000 is too long for this text: its longest document has"),
+        (["--split", "tset"], "unknown split 'tset': did you mean 'test'"),
+        (["--protocol", "sliding", "--stride", "99"], "stride is 99: from 1 to the shortest length, 8"),
+        (["--protocol", "by-position", "--align", "bytes"], "--align bytes goes with the protocol last-token"),
+        (["--window", "0"], "window"),
+        (["--train-length", "0"], "train length is 0"),
+        (["--corpus", "stdlb"], "unknown corpus 'stdlb': did you mean 'stdlib'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], message: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["evaluate", str(home / SPECS[0]), "--lengths", "8,64", "--segments", "30"]
+    if "--lengths" in words:
+        del asked[2:4]
+    with pytest.raises(SystemExit, match="2"):
+        main([*asked, *words])
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "evaluations").exists()
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build("llama", vocab_size=100).save_pretrained(tmp_path / "small")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / SPECS[0] / "model" / name, tmp_path / "small" / name)
+    with pytest.raises(SystemExit, match="2"):
+        ask(tmp_path / "small", "--corpus", home / "corpus")
+    assert "is outside the vocabulary of 100" in capsys.readouterr().err
+
+
+def test_no_model_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["evaluate"])
+    assert "no model" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", "missing.json"])
+    assert "missing.json does not exist" in capsys.readouterr().err
+
+
+def test_evaluation_leaves_the_global_state_alone(home: Path) -> None:
+    state = torch.get_rng_state()
+    ask(home / SPECS[0])
+    assert torch.equal(state, torch.get_rng_state())

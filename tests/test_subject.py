@@ -1,0 +1,161 @@
+"""Subjects: any causal language model, asked through one door."""
+
+import pytest
+import torch
+from families import FAMILIES, VOCABULARY, build
+from torch import Tensor
+
+from fieldlens import Config, Decoder
+from fieldlens.errors import BadInput
+from fieldlens.huggingface import FieldlensForCausalLM
+from fieldlens.subject import Ours, Subject, Theirs, check_causal, subject, weights_hash
+
+
+def reference(model: object, ids_BT: Tensor) -> Tensor:
+    """Losses by the plain full forward pass."""
+    with torch.no_grad():
+        logs_BTV = model(ids_BT[:, :-1]).logits.double().log_softmax(-1)  # type: ignore[operator]
+    return -logs_BTV.gather(2, ids_BT[:, 1:, None])[..., 0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_are_those_of_the_full_forward(family: str) -> None:
+    model = build(family)
+    one, ids_BT = subject(model), torch.randint(VOCABULARY, (2, 40))
+    expected = reference(model, ids_BT)
+    for keep in (1, 5, 39):
+        assert (one.losses(ids_BT, keep) - expected[:, -keep:]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("spec", ["sandwich", "sinusoidal:window=4", "rotary:window=4", "none:window=1"])
+def test_ours_are_those_of_the_full_forward(spec: str) -> None:
+    decoder = Decoder(Config(scheme=spec, layers=3, width=32, heads=4, vocabulary=VOCABULARY, init_std=0.2))
+    one, ids_BT = subject(decoder), torch.randint(VOCABULARY, (2, 40))
+    expected = reference(FieldlensForCausalLM.of(decoder), ids_BT)
+    for keep in (1, 5, 39):
+        assert (one.losses(ids_BT, keep) - expected[:, -keep:]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "mamba"])
+def test_a_window_reaches_exactly_as_far_as_it_should(family: str) -> None:
+    """A change just beyond R(w - 1) tokens back has no effect, one just inside has."""
+    model = build(family).double()
+    one = subject(model)
+    one.check_window(2)
+    reach = one.reach(2)
+    assert reach == one.layers + 1  # type: ignore[operator]
+    text = torch.randint(VOCABULARY, (1, 20))
+    inside, beyond = text.clone(), text.clone()
+    beyond[0, -reach - 1] = (beyond[0, -reach - 1] + 1) % VOCABULARY
+    inside[0, -reach] = (inside[0, -reach] + 1) % VOCABULARY
+    with torch.no_grad():
+        same, far, near = (next(one.logits(ids, 1, 2, 0)) for ids in (text, beyond, inside))
+    assert torch.equal(same, far)
+    assert not torch.equal(same, near)
+
+
+def test_of_two_windows_the_smaller_counts() -> None:
+    model = build("gemma3_text").double()  # five layers of 6, one without
+    one, ids_BT = subject(model), torch.randint(VOCABULARY, (1, 30))
+    assert one.windows == (6, 6, 6, 6, 6, None)
+    assert one.reach() is None
+    assert one.reach(8) == 5 * 5 + 7 + 1
+    logits = {window: next(one.logits(ids_BT, 1, window, 0)) for window in (None, 5, 6, 29, 30)}
+    assert torch.equal(logits[None], logits[30])
+    assert not torch.equal(logits[6], logits[29])
+    assert not torch.equal(logits[6], logits[5])
+
+
+def test_a_model_without_masks_is_refused_a_window() -> None:
+    with pytest.raises(BadInput, match="mamba cannot be given a window"):
+        subject(build("mamba")).check_window(4)
+
+
+def test_windows_change_nothing_afterwards() -> None:
+    model, ids_BT = build("llama"), torch.randint(VOCABULARY, (1, 12))
+    before = reference(model, ids_BT)
+    subject(model).losses(ids_BT, 1, window=2)
+    assert torch.equal(before, reference(model, ids_BT))
+
+
+class Counted(Ours):
+    """Counts the tokens that reach the decoder."""
+
+    tokens = 0
+
+    def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int):  # type: ignore[no-untyped-def]
+        self.tokens += ids_BT.numel()
+        return super().logits(ids_BT, keep, window, first)
+
+
+@pytest.mark.parametrize("spec", ["none:window=5", "rotary:window=5", "alibi:window=5", "t5:window=5"])
+def test_a_windowed_model_costs_no_more_at_sixteen_times_its_reach(spec: str) -> None:
+    decoder = Decoder(Config(scheme=spec, layers=3, width=32, heads=4, vocabulary=VOCABULARY, init_std=0.2))
+    one = Counted(decoder)
+    reach = one.reach()
+    assert reach == 3 * 4 + 1
+    long = torch.randint(VOCABULARY, (2, 16 * reach + 1))
+    far = one.losses(long)
+    spent, one.tokens = one.tokens, 0
+    near = one.losses(long[:, -reach - 1 :])
+    assert spent == one.tokens == 2 * reach
+    assert torch.equal(far, near)
+
+
+def test_a_mistral_is_cropped_too() -> None:
+    model = build("mistral")
+    one, long = subject(model), torch.randint(VOCABULARY, (1, 200))
+    assert one.reach() == 3 * 5 + 1
+    assert one.needed(199, 1, None) == 16
+    assert (one.losses(long) - reference(model, long)[:, -1:]).abs().max() < 1e-5
+
+
+def test_learned_positions_are_not_cropped() -> None:
+    one = subject(build("gpt2"))
+    assert one.limit == 64
+    assert one.needed(60, 1, 2) == 60
+
+
+@pytest.mark.parametrize(
+    ("family", "length"), [("gpt2", 64), ("mpt", 64), ("bloom", None), ("llama", 2048), ("mamba", None)]
+)
+def test_training_lengths_come_from_the_configuration(family: str, length: int | None) -> None:
+    assert subject(build(family)).train_length == length
+
+
+def test_a_stretched_model_was_trained_at_its_original_length() -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "rope_theta": 10000.0}
+    assert subject(build("llama", max_position_embeddings=2048, rope_parameters=rope)).train_length == 512
+
+
+def test_a_model_that_sees_the_future_is_refused() -> None:
+    def future(ids_BT: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(ids_BT.roll(-1, 1), VOCABULARY).double()
+
+    with pytest.raises(BadInput, match="future is not causal"):
+        check_causal(subject(future))
+
+
+def test_what_is_no_model_is_refused() -> None:
+    for thing in (3, "gpt2"):
+        with pytest.raises(BadInput, match="no model"):
+            subject(thing)
+    with pytest.raises(BadInput, match="function from ids"):
+        subject(lambda ids: ids)
+
+
+def test_every_form_of_ours_is_ours() -> None:
+    decoder = Decoder(Config(layers=1, width=32, heads=4, vocabulary=VOCABULARY))
+    for model in (decoder, FieldlensForCausalLM.of(decoder), Ours(decoder)):
+        assert isinstance(subject(model), Ours)
+    assert isinstance(subject(build("gpt2")), Theirs)
+    assert isinstance(subject(subject(decoder)), Subject)
+
+
+def test_weights_name_a_model() -> None:
+    model = build("llama")
+    before = weights_hash(model)
+    assert before == weights_hash(build("llama"))
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1e-3
+    assert weights_hash(model) != before
