@@ -47,7 +47,12 @@ ORDER = [
     "evaluation",
     "evaluate",
     "compare",
+    "influence",
+    "receptive",
+    "advice",
+    "measure",
     "report",
+    "lens",
     "cli",
     "__main__",
 ]

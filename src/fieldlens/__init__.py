@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fieldlens.decoder import Config as Config
     from fieldlens.decoder import Decoder as Decoder
     from fieldlens.evaluation import perplexity as perplexity
+    from fieldlens.receptive import receptive_field as receptive_field
     from fieldlens.schemes import scheme as scheme
 
 # Each public name and its module, imported when first used: `fieldlens --help` must not wait for torch.
@@ -19,9 +20,10 @@ _HOMES = {
     "Config": "decoder",
     "Decoder": "decoder",
     "perplexity": "evaluation",
+    "receptive_field": "receptive",
 }
 
-__all__ = ["Config", "Decoder", "__version__", "attention", "perplexity", "scheme"]
+__all__ = ["Config", "Decoder", "__version__", "attention", "perplexity", "receptive_field", "scheme"]
 
 
 def __getattr__(name: str) -> Any:

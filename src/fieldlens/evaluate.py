@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fieldlens.corpus import open_corpus
+from fieldlens.documents import File
 from fieldlens.errors import BadInput
 from fieldlens.evaluation import (
     KIND,
@@ -26,7 +27,7 @@ from fieldlens.models import Place, find, load
 from fieldlens.protocols import Anchor, Eligible, draw, protocol
 from fieldlens.results import write_json
 from fieldlens.sheet import Sheet
-from fieldlens.tokenizer import begins_with
+from fieldlens.tokenizer import Coder, begins_with, pieces_of
 from fieldlens.tokens import tokenize
 
 
@@ -74,6 +75,24 @@ def read_text(corpus: str, split: str, tokenizer: Path, progress: bool = True) -
         "tokenizer": tokens.manifest["tokenizer"]["sha256"],
     }
     documents, sizes = (list(documents_of(what, found.starts)) for what in (found.ids, found.sizes))
+    return Text(documents, sizes, about, begins_with(tokenizer))
+
+
+def read_file(path: Path, tokenizer: Path) -> Text:
+    """The documents of one file, tokenized; a plain text file is one document."""
+    if not path.is_file():
+        raise BadInput(f"{path} is no file: --text takes a text or JSONL file")
+    file, coder = File(path.name, path, None), Coder(tokenizer)
+    documents, sizes = [], []
+    for document in file.documents():
+        if document:
+            encoded = coder.encode(list(pieces_of(document)) if coder.exact else [document])
+            documents.append(np.concatenate([ids for ids, _ in encoded]))
+            sizes.append(np.concatenate([their for _, their in encoded]))
+    if not documents:
+        raise BadInput(f"{path} is empty: there is no text in it")
+    (source,) = file.sources()
+    about = {"data": {"corpus": path.name, "split": None, "text": source.sha256}, "tokenizer": coder.sha256}
     return Text(documents, sizes, about, begins_with(tokenizer))
 
 

@@ -151,14 +151,14 @@ class Theirs(Subject):
         texts_BT = self._noise(6)
         texts_BT[1, -1] = texts_BT[0, -1]
         alone, free = (self._last(texts_BT, window) for window in (1, None))
-        return _close(alone[0], alone[1]) and not _close(free[0], free[1])
+        return close(alone[0], alone[1]) and not close(free[0], free[1])
 
     @cached_property
     def _shifts(self) -> bool:
         """Whether a text in which the beginning is out of reach may be given without it."""
         reach = (self.layers or 1) + 1  # of a window of 2
         texts_BT = self._noise(reach + 3)
-        return _close(self._last(texts_BT, 2), self._last(texts_BT[:, -reach:], 2))
+        return close(self._last(texts_BT, 2), self._last(texts_BT[:, -reach:], 2))
 
     def _last(self, ids_BT: Tensor, window: int | None) -> Tensor:
         with torch.no_grad():
@@ -223,7 +223,7 @@ def check_causal(subject: Subject) -> None:
     ids_BT[1, -1] = (ids_BT[0, -1] + 1) % subject.vocabulary
     with torch.no_grad():
         logits_BTV = torch.cat(list(subject.logits(ids_BT.to(subject.device), 8, None, 0)), 1)[:, :-1].double()
-    if not _close(logits_BTV[0], logits_BTV[1]):
+    if not close(logits_BTV[0], logits_BTV[1]):
         raise BadInput(f"{subject.name} is not causal: its prediction changes with a token that comes later")
 
 
@@ -239,7 +239,9 @@ def _counted(model: nn.Module, embedding: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in tokens)
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two computations of the same logits agree; what is no number in both agrees too."""
+    a, b = a.double().nan_to_num(), b.double().nan_to_num()
     return bool((a - b).abs().max() <= CLOSE * a.abs().max())
 
 

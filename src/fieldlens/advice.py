@@ -1,0 +1,208 @@
+"""What a receptive field means for its users: coverage, the check against measured perplexity, and advice."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fieldlens.effort import spoken_bytes
+from fieldlens.evaluate import Text
+from fieldlens.evaluation import Evaluation, Plan, Watch, anchors_of, evaluate
+from fieldlens.protocols import protocol
+from fieldlens.receptive import LEVELS, ReceptiveField
+from fieldlens.statistics import bootstrap_difference
+from fieldlens.subject import Subject
+from fieldlens.verdict import units
+
+COVERED = 0.99
+CLOSE_ENOUGH = 0.01
+"""Perplexity within so much of the best is as good as the best."""
+
+
+def coverage(found: ReceptiveField) -> dict[str, Any]:
+    """The share of the gradient inside the training length, and what the paper's principle makes of it."""
+    if found.status:
+        return {"share": None, "predicts": None, "reason": found.status}
+    if found.train_length is None:
+        return {"share": None, "predicts": None, "reason": "the training length is not known: give --train-length"}
+    if found.length <= found.train_length:
+        reason = f"measured at {found.length} tokens, not beyond the training length {found.train_length}"
+        return {"share": None, "predicts": None, "reason": reason}
+    share = found.within(found.train_length)
+    covered = share > COVERED
+    return {"share": share, "predicts": "extrapolates" if covered else "nothing", "reason": ""}
+
+
+def probe(subject: Subject, rows: Iterable[Tensor], window: int | None, watch: Watch) -> dict[str, Any]:
+    """A second opinion without gradients: how prediction and loss change as the context is cut to its last tokens."""
+    cuts: list[int] = []
+    losses, divergences = [], []
+    for number, row in enumerate(rows, 1):
+        context_T, truth = row[0, :-1], int(row[0, -1])
+        cuts = [2**n for n in range(len(context_T).bit_length()) if 2**n < len(context_T)] + [len(context_T)]
+        whole_V = _logs(subject, context_T, window)
+        some = [_logs(subject, context_T[-cut:], window) for cut in cuts]
+        losses.append([-float(logs_V[truth]) for logs_V in some])
+        divergences.append([float((whole_V.exp() * (whole_V - logs_V)).sum()) for logs_V in some])
+        watch({"done": number, "total": number + 1, "what": "probe"})
+    return {
+        "cuts": cuts,
+        "loss": np.mean(losses, 0).tolist(),
+        "divergence": np.mean(divergences, 0).tolist(),
+    }
+
+
+@torch.no_grad()
+def _logs(subject: Subject, ids_T: Tensor, window: int | None) -> Tensor:
+    logits_V = next(subject.logits(ids_T[None].to(subject.device), 1, window, 0))[0, -1]
+    return logits_V.double().log_softmax(0).cpu()
+
+
+@dataclass(frozen=True)
+class Check:
+    """Perplexity by context length, and by window at the longest."""
+
+    contexts: Evaluation
+    windows: dict[int, Evaluation]
+    cache_bytes: int | None
+
+    def losses(self) -> dict[str, np.ndarray]:
+        """The losses of every candidate, contexts and windows."""
+        found = {f"context {n}": losses.double().numpy() for n, losses in self.contexts.losses.items()}
+        longest = max(self.contexts.losses)
+        return found | {f"window {w}": one.losses[longest].double().numpy() for w, one in self.windows.items()}
+
+    def smallest(self, kind: str) -> dict[str, Any] | None:
+        """The smallest context, or window, whose perplexity is within 1 % of the best of all, with an interval."""
+        losses = self.losses()
+        best = min(losses, key=lambda name: float(losses[name].mean()))
+        units_N, unit = units(self.contexts.documents)
+        sizes = sorted(int(name.split()[1]) for name in losses if name.startswith(kind))
+        for size in sizes:
+            differences_N = losses[f"{kind} {size}"] - losses[best]
+            if differences_N.mean() <= math.log1p(CLOSE_ENOUGH):
+                interval, _ = bootstrap_difference(differences_N, units_N)
+                low, high = (math.exp(v) if math.isfinite(v) and v < 700 else None for v in interval)
+                saved = 1 - size / max(self.contexts.losses)
+                each = self.cache_bytes
+                return {
+                    "tokens": size,
+                    "best": best,
+                    "ratio": math.exp(float(differences_N.mean())),
+                    "low": low,
+                    "high": high,
+                    "resampled": unit,
+                    "cache_saved": saved,
+                    "cache_bytes": each * size if each else None,
+                }
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        longest = max(self.contexts.losses)
+        return {
+            "contexts": self.contexts.rows(),
+            "windows": [{"window": w, "perplexity": one.table[longest]} for w, one in self.windows.items()],
+            "verdict": self.contexts.verdict,
+            "smallest_context": self.smallest("context"),
+            "smallest_window": self.smallest("window"),
+        }
+
+
+def check(
+    subject: Subject, text: Text, length: int, targets: int, seed: int, about: dict[str, Any], watch: Watch
+) -> Check:
+    """Measure what the receptive field predicts: perplexity against context length and against window."""
+    trained = subject.train_length
+    lengths = {2**n for n in range(4, 30) if 2**n < length} | {length}
+    if trained and trained < length:
+        lengths.add(trained)
+    asked: dict[str, Any] = {
+        "about": {"model": about, **text.about, "align": "tokens"},
+        "sizes": text.sizes,
+        "watch": watch,
+    }
+    plan = Plan(protocol("last-token"), tuple(lengths), targets, seed, None, text.bos)
+    anchors = anchors_of(text.documents, plan)
+    contexts = evaluate(subject, text.documents, plan, anchors=anchors, **asked)
+    windows = {}
+    for window in _windows(subject, length):
+        banded = Plan(protocol("last-token"), (length,), targets, seed, window, text.bos)
+        windows[window] = evaluate(subject, text.documents, banded, anchors=anchors, **asked)
+    return Check(contexts, windows, subject.cache_bytes)
+
+
+def _windows(subject: Subject, length: int) -> list[int]:
+    """Windows worth trying: powers of two below the length, if the model takes any."""
+    try:
+        subject.check_window(2)
+    except ValueError:
+        return []
+    return [2**n for n in range(3, 30) if 2**n < length]
+
+
+def advise(found: ReceptiveField, theoretical: dict[str, Any] | None, checked: Check | None) -> list[str]:
+    """What a user can do with it, in sentences."""
+    if found.status:
+        return [f"There is no receptive field here: {found.status}."]
+    said = []
+    tokens = ", ".join(f"{level:.0%} in the last {found.erf(level):,}" for level in LEVELS)
+    if found.saturated:
+        said.append(
+            f"Not bounded at this length: 99 % of the gradient needs {found.erf(0.99):,} of {found.length:,} tokens. "
+            "Nothing is advised from that: measure at a larger --length, or see the figures without the first token."
+        )
+    said.append(f"The gradient lies {tokens} of {found.length:,} tokens.")
+    if found.first_share > 0.05:
+        apart = ", ".join(f"{level:.0%} in the last {found.erf(level, without_first=True):,}" for level in LEVELS)
+        said.append(
+            f"The first token alone holds {found.first_share:.0%}: an attention sink, not information. "
+            f"Without it: {apart}."
+        )
+    covered = coverage(found)
+    if covered["share"] is None:
+        said.append(f"Coverage is not known: {covered['reason']}.")
+    elif covered["predicts"] == "extrapolates":
+        said.append(
+            f"The training length {found.train_length:,} covers {covered['share']:.1%} of it: by the paper's principle "
+            "perplexity should hold at longer contexts."
+        )
+    else:
+        said.append(
+            f"The training length {found.train_length:,} covers {covered['share']:.1%} of it, not more than 99 %: "
+            "that predicts nothing about longer contexts."
+        )
+    if theoretical:
+        said.append(
+            f"Its windows reach exactly {theoretical['exact']:,} tokens back "
+            f"(the paper's formula says {theoretical['paper']:,})."
+        )
+    return [*said, *_checked(checked)]
+
+
+def _checked(checked: Check | None) -> list[str]:
+    if checked is None:
+        return []
+    said = []
+    verdict = checked.contexts.verdict
+    if verdict["verdict"]:
+        said.append(f"Measured past the training length, perplexity {_sentence(verdict)}.")
+    for kind, words in (("context", "context"), ("window", "sliding window")):
+        found = checked.smallest(kind)
+        if found is None:
+            continue
+        interval = f", 95 % {found['low']:.3f} to {found['high']:.3f}" if found["low"] and found["high"] else ""
+        size = f" ({spoken_bytes(found['cache_bytes'])})" if found["cache_bytes"] else ""
+        said.append(
+            f"The smallest {words} within 1 % of the best perplexity ({found['best']}) is {found['tokens']:,} tokens "
+            f"(× {found['ratio']:.3f}{interval}); a cache of that size{size} saves {found['cache_saved']:.0%}."
+        )
+    return said
+
+
+def _sentence(verdict: dict[str, Any]) -> str:
+    first = f" from {verdict['first']:,} tokens on" if verdict["first"] else ""
+    return f"{verdict['verdict']}{first}"

@@ -1,0 +1,106 @@
+"""fieldlens measure: how far back does a model really look?"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from fieldlens.cli.progress import Watcher
+from fieldlens.machine import Machine
+
+
+def measure(
+    *models: str,
+    text: Path | None = None,
+    corpus: str | None = None,
+    length: int | None = None,
+    segments: int = 20,
+    target: Literal["log-likelihood", "top-logit"] = "log-likelihood",
+    average: Literal["shares", "norms"] = "shares",
+    window: int | None = None,
+    probe: bool = False,
+    check: bool = False,
+    targets: int = 200,
+    target_seed: int = 0,
+    train_length: int | None = None,
+    split: str = "test",
+    out: Path = Path("lens"),
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
+) -> None:
+    """Measure the receptive field of any causal language model, and write a report about it.
+
+    Example: fieldlens measure runs/sandwich --length 1024 --out lens
+
+    For each segment the gradient of the prediction is taken at every input embedding; the report says how many of the
+    most recent tokens hold 50, 90, 95 and 99 % of it, and what that means.
+
+    Parameters
+    ----------
+    models
+        Run folders, Hugging Face folders or ids, GGUF files; several are shown together.
+    text
+        A text file to read; or --corpus.
+    corpus
+        A corpus by name or path; a run's own unless given, else stdlib.
+    length
+        Input tokens before each target; 2048, or what the model can take.
+    segments
+        How many targets.
+    target
+        Differentiate log p of the true next token, or the largest logit.
+    average
+        Normalise each segment and average the shares, or average the norms and normalise.
+    window
+        Give every layer a window of so many keys.
+    probe
+        Also cut the context and see how the prediction changes.
+    check
+        Also measure perplexity by context length and by window, and compare with the prediction.
+    targets
+        How many targets --check evaluates.
+    target_seed
+        Draws the targets.
+    train_length
+        The models' training length, if their configuration does not say it or is wrong.
+    split
+        The split of the corpus that is read.
+    out
+        Folder for receptive-field.json, figures and report.html.
+    as_json
+        Print JSON.
+    """
+    from fieldlens.errors import BadInput
+    from fieldlens.measure import Wish, measure_all
+
+    if not models:
+        raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
+    wish = Wish(
+        corpus, text, length, segments, target, average, window, probe, check, targets, target_seed, train_length, split
+    )
+    device, dtype = machine.start()
+    if dtype.itemsize < 4:
+        import torch
+
+        dtype = torch.float32  # gradients in half precision are mostly round-off
+    console = Console(stderr=True, highlight=False)
+    with Watcher(console, quiet=as_json) as watcher:
+        found = measure_all(list(models), wish, device, dtype, watcher.watch)
+
+    from fieldlens.lens import summary, write
+
+    write(found, out, ["fieldlens", *sys.argv[1:]])
+    if as_json:
+        print(json.dumps([one.to_json() for one in found], ensure_ascii=False))
+    else:
+        sheet = summary(found)
+        console = Console(highlight=False)
+        console.print(sheet.text())
+        for note in sheet.notes:
+            console.print(note, markup=False)
+        console.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)
+    if all(one.field.status for one in found):
+        sys.exit(3)

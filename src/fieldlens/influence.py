@@ -1,0 +1,215 @@
+"""Influence: how strongly each input token moves a model's prediction, by the gradient at the input embeddings.
+
+One seam for every model: the output of the embedding layer is replaced by a leaf of the graph. Weights need no
+gradients, only the last row of logits is asked for, and activations are computed again in backward where they would not
+fit into memory.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fieldlens.errors import BadInput, FieldlensError
+from fieldlens.subject import Ours, Plain, Subject, Theirs, close
+
+Target = Literal["log-likelihood", "top-logit"]
+"""What is differentiated: log p of the true next token, or the largest logit."""
+
+GRAIN = 64
+"""A gradient whose first-order effect is below so many rounding errors of the logits is round-off."""
+
+
+class Undefined(FieldlensError):
+    """There is no receptive field to speak of; the reason says why."""
+
+    exit_code = 3
+
+
+class Seam:
+    """A subject opened at its embeddings: `norms` tells what the gradient is at each of them."""
+
+    def __init__(self, subject: Subject, checkpointing: bool = False) -> None:
+        self.subject, self.checkpointing = subject, checkpointing
+        self.module, self.embedding = _parts(subject)
+
+    def norms(self, ids_BT: Tensor, target: Target = "log-likelihood", window: int | None = None) -> Tensor:
+        """‖∂ target / ∂ embedding‖ of each context token; ids are context and then the true next token: (B, T) float64.
+
+        A row is nan where the gradient is not finite, or zero or no more than round-off.
+        """
+        inputs_BT, truth_B = ids_BT[:, :-1].to(self.subject.device), ids_BT[:, -1].to(self.subject.device)
+        with self.open() as leaf, torch.enable_grad():
+            (logits_BtV,) = self.subject.logits(inputs_BT, 1, window, 0)
+            wide_BV = logits_BtV[:, -1].to(torch.promote_types(logits_BtV.dtype, torch.float32))
+            if target == "log-likelihood":
+                scalar = wide_BV.log_softmax(1).gather(1, truth_B[:, None]).sum()
+            else:
+                scalar = wide_BV.max(1).values.sum()
+            gradient_BTD = _gradient(scalar, leaf())
+        return self._norms(gradient_BTD, leaf(), wide_BV.detach())
+
+    def layers(self, ids_BT: Tensor, window: int | None = None, seed: int = 0) -> Tensor:
+        """The same for the output of each layer at the last position, along a random direction: (R, B, T) float64."""
+        inputs_BT = ids_BT[:, :-1].to(self.subject.device)
+        found = []
+        with self.open() as leaf, self._layer_outputs() as outputs, torch.enable_grad():
+            for _ in self.subject.logits(inputs_BT, 1, window, 0):
+                pass
+            chance = torch.Generator().manual_seed(seed)
+            for number, states_BTD in enumerate(outputs):
+                last_BD = states_BTD[:, -1]
+                direction_D = torch.randn(last_BD.shape[-1], generator=chance).to(last_BD)
+                gradient_BTD = _gradient((last_BD @ direction_D).sum(), leaf(), keep=number + 1 < len(outputs))
+                found.append(self._norms(gradient_BTD, leaf(), last_BD.detach()))
+        return torch.stack(found)
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[], Tensor]]:
+        """While this holds, the embeddings of the next forward are a leaf that gradients stop at."""
+        leaves: list[Tensor] = []
+
+        def cut(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+            leaf = output.detach().requires_grad_()
+            leaves.append(leaf)
+            return leaf.clone()  # some models scale what they are given in place
+
+        def leaf() -> Tensor:
+            if len(leaves) != 1:
+                raise BadInput(f"{self.subject.name} looks its tokens up {len(leaves)} times: once is wanted")
+            return leaves[0]
+
+        with ExitStack() as stack:
+            stack.enter_context(frozen(self.module))
+            if self.checkpointing:
+                stack.enter_context(recomputing(self.subject))
+            handle = self.embedding.register_forward_hook(cut)
+            stack.callback(handle.remove)
+            yield leaf
+
+    @contextmanager
+    def _layer_outputs(self) -> Iterator[list[Tensor]]:
+        """The outputs of the layers of the next forward, bottom up."""
+        outputs: list[Tensor] = []
+
+        def keep(module: nn.Module, arguments: Any, output: Any) -> None:
+            outputs.append(output[0] if isinstance(output, tuple) else output)
+
+        with ExitStack() as stack:
+            for layer in layers_of(self.subject):
+                stack.callback(layer.register_forward_hook(keep).remove)
+            yield outputs
+
+    def _norms(self, gradient_BTD: Tensor, leaf_BTD: Tensor, outcome_BV: Tensor) -> Tensor:
+        wide = torch.promote_types(gradient_BTD.dtype, torch.float32)
+        norms_BT = gradient_BTD.to(wide).norm(dim=-1).double().cpu()
+        sizes_BT = leaf_BTD.detach().to(wide).norm(dim=-1).double().cpu()
+        effect_B = (norms_BT * sizes_BT).sum(1)
+        grain_B = GRAIN * torch.finfo(self.subject.dtype).eps * outcome_BV.abs().amax(1).double().cpu().clamp(min=1e-3)
+        defined_B = torch.isfinite(norms_BT).all(1) & (effect_B > grain_B)
+        return norms_BT.where(defined_B[:, None], torch.nan)
+
+    def check(self) -> None:
+        """The seam must not change what the model says."""
+        chance = torch.Generator().manual_seed(0)
+        ids_BT = torch.randint(self.subject.vocabulary, (1, 8), generator=chance).to(self.subject.device)
+        with torch.no_grad():
+            plain = next(self.subject.logits(ids_BT, 1, None, 0)).double()
+        with self.open() as leaf, torch.enable_grad():
+            cut = next(self.subject.logits(ids_BT, 1, None, 0)).double()
+            if not cut.requires_grad:
+                raise BadInput(f"{self.subject.name} cannot be measured: its logits do not depend on its embeddings")
+            leaf()
+        if not close(plain, cut):
+            raise BadInput(f"{self.subject.name} cannot be measured: opened at its embeddings it predicts otherwise")
+
+
+def seam(subject: Subject, checkpointing: bool = False) -> Seam:
+    """A subject opened at its embeddings, after a look that this changes nothing; without recomputing if that fails."""
+    found = Seam(subject, checkpointing and can_recompute(subject))
+    found.check()
+    return found
+
+
+def can_recompute(subject: Subject) -> bool:
+    """Whether activations can be computed again, to the same logits."""
+    if isinstance(subject, Plain) or not layers_of(subject):
+        return False
+    try:
+        Seam(subject, checkpointing=True).check()
+    except (RuntimeError, BadInput):
+        return False
+    return True
+
+
+def layers_of(subject: Subject) -> list[nn.Module]:
+    """The layers of a model, bottom up; none where they cannot be told."""
+    if isinstance(subject, Ours):
+        return list(subject.decoder.blocks)
+    if isinstance(subject, Theirs):
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        return [module for module in subject.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return []
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """While this holds, no weight asks for a gradient."""
+    asked = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in asked:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asked:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def recomputing(subject: Subject) -> Iterator[None]:
+    """While this holds, each layer keeps only its input and is computed again in backward."""
+    if isinstance(subject, Ours):
+        before, subject.decoder.checkpointing = subject.decoder.checkpointing, True
+        try:
+            yield
+        finally:
+            subject.decoder.checkpointing = before
+        return
+    # transformers recomputes only layers in training mode: these modules alone are put there, with their dropout off
+    again = functools.partial(checkpoint, use_reentrant=False)
+    with ExitStack() as stack:
+        for layer in layers_of(subject):
+            changes = {"training": True, "gradient_checkpointing": True, "_gradient_checkpointing_func": again}
+            changes |= {name: 0.0 for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)}
+            stack.callback(vars(layer).update, {name: vars(layer)[name] for name in changes if name in vars(layer)})
+            for name in changes:
+                if name not in vars(layer):
+                    stack.callback(vars(layer).pop, name)
+            vars(layer).update(changes)
+        yield
+
+
+def _gradient(scalar: Tensor, leaf: Tensor, keep: bool = False) -> Tensor:
+    if not scalar.requires_grad:
+        return torch.zeros_like(leaf)
+    (found,) = torch.autograd.grad(scalar, leaf, retain_graph=keep, allow_unused=True)
+    return torch.zeros_like(leaf) if found is None else found
+
+
+def _parts(subject: Subject) -> tuple[nn.Module, nn.Module]:
+    if isinstance(subject, Ours):
+        return subject.decoder, subject.decoder.embedding
+    if isinstance(subject, Theirs):
+        return subject.model, subject.model.get_input_embeddings()
+    function = getattr(subject, "function", None)
+    embedding = getattr(function, "embedding", None)
+    if isinstance(function, nn.Module) and isinstance(embedding, nn.Module):
+        return function, embedding
+    raise BadInput(
+        f"{subject.name} cannot be measured: a model needs a module named embedding that looks its tokens up"
+    )

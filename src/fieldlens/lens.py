@@ -1,0 +1,344 @@
+"""What the lens shows: a short summary for the terminal, figures, and the report page."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fieldlens import draw, report
+from fieldlens.advice import advise, coverage
+from fieldlens.checkpoint import replace_file
+from fieldlens.measure import Measurement
+from fieldlens.receptive import LEVELS, ReceptiveField
+from fieldlens.results import write_arrays, write_json
+from fieldlens.sheet import Sheet
+
+MEANING = """
+For each segment the gradient of log p(next token) is taken with respect to every input embedding. The length of that
+vector, divided by the sum over all tokens, is a token's **share**: how strongly a small change of that token would move
+the prediction, relative to the others.
+
+The **empirical receptive field** at 99 % is the number of most recent tokens that together hold more than 99 % of the
+gradient. **Coverage** is the share inside the training length. The paper's principle: if training covered more than
+99 % of it, the model extrapolates. The reverse does not follow.
+
+The **theoretical receptive field** is how far windows could reach at all: Σ(w - 1) + 1 over layers.
+"""
+
+DOUBTS = """
+A gradient is a local statement: it says what a small change would do, not what removing a token would do. `--probe`
+cuts the context instead, and `--check` measures perplexity.
+
+Many pretrained models park attention on the **first token**. That share carries no information, but it makes the
+receptive field look as long as the text. It is shown apart.
+
+If 99 % needs more than nine tenths of the length, the field is **not bounded** at this length; a larger `--length` may
+bound it, or nothing may.
+
+Few segments, or segments from one document, say little about other texts. The quartiles show how far segments differ.
+"""
+
+
+def summary(found: Sequence[Measurement]) -> Sheet:
+    """One row per model: how many of the most recent tokens hold how much."""
+    columns = ["model", *(f"{level:.0%}" for level in LEVELS), "first token", "coverage"]
+    rows = []
+    for one in found:
+        field = one.field
+        if field.status:
+            rows.append([one.name, "undefined"])
+            continue
+        share = coverage(field)["share"]
+        rows.append(
+            [
+                one.name,
+                *(f"{field.erf(level):,}" for level in LEVELS),
+                f"{field.first_share:.1%}",
+                "–" if share is None else f"{share:.1%}",
+            ]
+        )
+    length = found[0].field.length
+    title = f"most recent tokens that hold 50, 90, 95, 99 % of the gradient, of {length:,}"
+    notes = [f"{one.name}: {sentence}" for one in found for sentence in advice(one)]
+    return Sheet(columns, rows, title, notes)
+
+
+def advice(one: Measurement) -> list[str]:
+    return advise(one.field, one.about["theoretical"], one.check)
+
+
+def write(found: Sequence[Measurement], out: Path, command: Sequence[str]) -> None:
+    """Everything: JSON with arrays beside it, figures, the report."""
+    out.mkdir(parents=True, exist_ok=True)
+    words = shlex.join(command)
+    write_json(out / "receptive-field.json", {"command": words, "models": [one.to_json() for one in found]})
+    arrays = {f"norms_{number}": one.field.norms_NT.astype(np.float32) for number, one in enumerate(found)}
+    write_arrays(out / "receptive-field.npz", arrays)
+    defined = [one for one in found if not one.field.status]
+    if defined:
+        figure = draw.field_curves([one.field.curve(one.spec) for one in defined])
+        for ending in ("png", "svg"):
+            draw.save(figure, out / f"receptive-field.{ending}")
+    replace_file(out / "report.html", page(found, words).encode())
+
+
+def page(found: Sequence[Measurement], command: str) -> str:
+    """The report."""
+    names = ", ".join(dict.fromkeys(one.name for one in found))
+    defined = [one for one in found if not one.field.status]
+    colours = dict(zip(map(id, found), draw.tints([one.spec for one in found]), strict=True))
+    blocks: list[report.Block] = []
+    for one in found:
+        blocks += _headline(one, colours[id(one)][0], many=len(found) > 1)
+    if defined:
+        blocks += [
+            *_curves(defined, colours),
+            *_table(defined),
+            *_profiles(defined, colours),
+            *_layers(defined, colours),
+            *_probes(defined, colours),
+            *_checks(defined, colours),
+            *_heats(defined, colours),
+        ]
+    blocks += [*_meaning(), *_made(found, command)]
+    asked = found[0].about["asked"]
+    data = found[0].about["data"]
+    where = f"{asked['segments']} segments of {asked['length']:,} tokens from {data['corpus']}"
+    versions = found[0].about["versions"]
+    return report.page(
+        f"How far back {names} looks", where, blocks, {"made with": f"fieldlens {versions['fieldlens']}"}
+    )
+
+
+Colours = dict[int, tuple[str, str]]
+
+
+def _headline(one: Measurement, colour: str, many: bool) -> list[report.Block]:
+    field = one.field
+    if field.status:
+        return [report.note("warning", f"**{one.name}** has no receptive field here: {field.status}.")]
+    cards = [
+        report.Card(f"{field.erf(level):,}", f"tokens hold {level:.0%}", _quartiles(field, level), colour)
+        for level in LEVELS
+    ]
+    blocks = [report.heading(one.name)] if many else []
+    blocks.append(report.cards(*cards))
+    kind = "warning" if field.saturated else "info"
+    return [*blocks, report.note(kind, *advice(one))]  # type: ignore[arg-type]
+
+
+def _quartiles(field: ReceptiveField, level: float) -> str:
+    low, middle, high = np.quantile(field.erfs(level), [0.25, 0.5, 0.75])
+    return f"by segment: median {middle:,.0f}, half of them {low:,.0f}–{high:,.0f}"
+
+
+def _curves(found: Sequence[Measurement], colours: Colours) -> list[report.Block]:
+    series, trained = [], {}
+    for one in found:
+        curve = one.field.curve(one.spec)
+        recent = list(range(1, len(curve.middle) + 1))
+        low, high = (_plain(line) for line in (curve.low, curve.high))
+        colour, _ = colours[id(one)]
+        series.append(report.Series(one.name, recent, _plain(curve.middle), colour, low=low, high=high, group=one.name))
+        if one.field.first_share > 0.05:
+            apart = np.cumsum(one.field.shares(without_first=True)[::-1])
+            name = f"{one.name}, without the first token"
+            series.append(report.Series(name, recent[: len(apart)], _plain(apart), colour, dash=True))
+        if one.field.train_length and one.field.train_length <= one.field.length:
+            trained[one.field.train_length] = report.Mark(
+                one.field.train_length, f"trained at {one.field.train_length:,}"
+            )
+    marks = [*trained.values(), report.Mark(0.99, "99 %", "y")]
+    chart = report.chart(
+        "Share of the gradient held by the most recent tokens",
+        report.Axis("most recent tokens", log=True, toggle=True, format="tokens"),
+        report.Axis("share of the gradient", format="percent", low=0, high=1),
+        series,
+        marks,
+        "The line is the average over segments; half of the segments lie in the band.",
+    )
+    return [report.heading("How far back it looks"), chart]
+
+
+def _table(found: Sequence[Measurement]) -> list[report.Block]:
+    columns = ["model", "length", *(f"{level:.0%}" for level in LEVELS), "99 % without first", "first token"]
+    columns += ["trained at", "coverage", "theoretical"]
+    rows = []
+    for one in found:
+        field, share, reach = one.field, coverage(one.field)["share"], one.about["theoretical"]
+        rows.append(
+            [
+                one.name,
+                f"{field.length:,}",
+                *(f"{field.erf(level):,}" for level in LEVELS),
+                f"{field.erf(0.99, without_first=True):,}",
+                f"{field.first_share:.1%}",
+                f"{field.train_length:,}" if field.train_length else "unknown",
+                "–" if share is None else f"{share:.1%}",
+                f"{reach['exact']:,} (paper: {reach['paper']:,})" if reach else "all",
+            ]
+        )
+    notes = ["Tokens that hold so much of the gradient; theoretical: how far windows can reach at all."]
+    sheet = Sheet(columns, rows, "", notes)
+    copies = {"Markdown": sheet.markdown(), "LaTeX": sheet.latex()}
+    return [report.table(columns, rows, "Receptive fields", notes, copies)]
+
+
+def _profiles(found: Sequence[Measurement], colours: Colours) -> list[report.Block]:
+    series = []
+    for one in found:
+        distances, middle = profile(one.field.shares())
+        series.append(report.Series(one.name, distances, middle, colours[id(one)][0], marker=colours[id(one)][1]))
+    chart = report.chart(
+        "Share of a single token, by its distance",
+        report.Axis("distance from the prediction (tokens)", log=True, format="tokens"),
+        report.Axis("share of one token", log=True, toggle=True, format="percent"),
+        series,
+        (),
+        "Averaged over bins that grow with the distance. A straight line is a power law.",
+    )
+    return [report.heading("How influence fades"), chart]
+
+
+def profile(shares_T: np.ndarray) -> tuple[list[float], list[float | None]]:
+    """The mean share of a token at distance 1, 2, 3–4, 5–8 …: geometric bins."""
+    recent = shares_T[::-1]
+    distances, means = [], []
+    start = 0
+    while start < len(recent):
+        stop = min(len(recent), max(start + 1, math.ceil(start * 1.5)))
+        distances.append(math.sqrt((start + 1) * stop))
+        means.append(float(recent[start:stop].mean()) or None)
+        start = stop
+    return distances, means
+
+
+def _layers(found: Sequence[Measurement], colours: Colours) -> list[report.Block]:
+    series = []
+    for one in found:
+        fields = one.layer_fields()
+        for level in (0.5, 0.9, 0.99):
+            points = [(n, one_layer.erf(level)) for n, one_layer in enumerate(fields, 1) if not one_layer.status]
+            if points:
+                numbers, tokens = zip(*points, strict=True)
+                name = f"{one.name}, {level:.0%}"
+                colour, marker = colours[id(one)]
+                series.append(report.Series(name, numbers, tokens, colour, marker, dash=level < 0.99, group=name))
+    if not series:
+        return []
+    chart = report.chart(
+        "Receptive field of each layer's output",
+        report.Axis("layer"),
+        report.Axis("tokens", log=True, toggle=True, format="tokens"),
+        series,
+        (),
+        "Along a random direction of the last position's state: where context is gathered on the way up.",
+    )
+    return [report.heading("Where it is gathered"), chart]
+
+
+def _probes(found: Sequence[Measurement], colours: Colours) -> list[report.Block]:
+    series = []
+    for one in found:
+        if one.probe is None:
+            continue
+        cuts, lost = one.probe["cuts"], one.probe["divergence"]
+        kept = [1 - value / lost[0] if lost[0] > 0 else None for value in lost]
+        recent = _plain(np.cumsum(one.field.shares()[::-1]))
+        colour, marker = colours[id(one)]
+        series.append(report.Series(f"{one.name}, by cutting", cuts, kept, colour, marker))
+        series.append(report.Series(f"{one.name}, by gradient", range(1, len(recent) + 1), recent, colour, dash=True))
+    if not series:
+        return []
+    chart = report.chart(
+        "A second opinion without gradients",
+        report.Axis("most recent tokens kept", log=True, toggle=True, format="tokens"),
+        report.Axis("of the whole prediction", format="percent"),
+        series,
+        (),
+        "By cutting: 1 - KL(whole context ‖ last tokens) / KL(whole context ‖ last token).",
+    )
+    return [report.heading("If the context is cut"), chart]
+
+
+def _checks(found: Sequence[Measurement], colours: Colours) -> list[report.Block]:
+    checked = [one for one in found if one.check is not None]
+    if not checked:
+        return []
+    series, rows = [], []
+    for one in checked:
+        assert one.check is not None
+        colour, marker = colours[id(one)]
+        lines = one.check.contexts.rows()
+        lengths, middle, low, high = ([row[key] for row in lines] for key in ("length", "perplexity", "low", "high"))
+        series.append(report.Series(f"{one.name}, context", lengths, middle, colour, marker, low, high))
+        if one.check.windows:
+            longest = max(one.check.contexts.losses)
+            tables = [window.table[longest] for window in one.check.windows.values()]
+            series.append(
+                report.Series(f"{one.name}, window", list(one.check.windows), tables, colour, marker, dash=True)
+            )
+        predicted = coverage(one.field)["predicts"] or "unknown"
+        measured = one.check.contexts.verdict["verdict"] or "unknown"
+        rows.append([one.name, predicted, measured])
+    chart = report.chart(
+        "Perplexity by context, and by sliding window at the full context",
+        report.Axis("tokens", log=True, format="tokens"),
+        report.Axis("perplexity", toggle=True),
+        series,
+        [
+            report.Mark(n, f"trained at {n:,}")
+            for n in sorted({o.field.train_length for o in checked if o.field.train_length})
+        ],
+        "The same targets throughout; bands are 95 % over documents.",
+    )
+    table = report.table(["model", "coverage predicts", "perplexity"], rows, "Prediction against measurement")
+    return [report.heading("Checked against perplexity"), chart, table]
+
+
+def _heats(found: Sequence[Measurement], colours: Colours) -> list[report.Block]:
+    blocks: list[report.Block] = [report.heading("Which tokens")] if any(one.heats for one in found) else []
+    for one in found:
+        panes = {}
+        for number, heat in enumerate(one.heats, 1):
+            caption = f"{heat.earlier:.0%} of the gradient lies on tokens before these." if heat.earlier > 0.005 else ""
+            title = f"What the prediction of the outlined token looked at, {one.name}"
+            block = report.heat(title, heat.tokens, heat.shares, heat.target, colours[id(one)][0], caption)
+            panes[str(number)] = [block]
+        if panes:
+            blocks.append(report.tabs(f"{one.name}: targets", panes))
+    return blocks
+
+
+def _meaning() -> list[report.Block]:
+    return [
+        report.heading("What these numbers mean"),
+        report.text(*(" ".join(paragraph.split()) for paragraph in MEANING.split("\n\n"))),
+        report.heading("When not to believe them", 3),
+        report.text(*(" ".join(paragraph.split()) for paragraph in DOUBTS.split("\n\n"))),
+    ]
+
+
+def _made(found: Sequence[Measurement], command: str) -> list[report.Block]:
+    blocks: list[report.Block] = [report.code(command, "Command")]
+    for one in found:
+        rows = [[key, value] for key, value in _flat(one.about)]
+        blocks.append(report.details(f"Provenance of {one.name}", [report.table(["key", "value"], rows)]))
+    return [report.heading("How this was made"), *blocks]
+
+
+def _flat(about: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+    found = []
+    for key, value in about.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{before}{key}.")
+        else:
+            found.append((before + key, str(value)))
+    return found
+
+
+def _plain(line: np.ndarray) -> list[float | None]:
+    return [float(f"{value:.5g}") for value in line]

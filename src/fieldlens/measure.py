@@ -1,0 +1,268 @@
+"""The lens: from models and a text by name to receptive fields, and what they mean for their users."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fieldlens.advice import Check, advise, check, coverage, probe
+from fieldlens.effort import SHARE, backward, free_memory, out_of_memory
+from fieldlens.errors import BadInput
+from fieldlens.evaluate import Text, read_file, read_text
+from fieldlens.evaluation import NoMemory, Plan, Watch
+from fieldlens.evaluation import check as check_text
+from fieldlens.influence import Seam, Target, layers_of, seam
+from fieldlens.models import Place, find, load
+from fieldlens.protocols import Anchor, draw, eligible, protocol
+from fieldlens.receptive import Average, ReceptiveField
+from fieldlens.results import provenance
+from fieldlens.subject import Subject
+from fieldlens.tokenizer import load_tokenizer
+
+LAYER_SEGMENTS = 4
+HEAT_TARGETS = 8
+HEAT_TOKENS = 240
+HEAT_STEP = 24
+KIND = "fieldlens measurement"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What `fieldlens measure` was asked."""
+
+    corpus: str | None = None
+    text: Path | None = None
+    length: int | None = None
+    segments: int = 20
+    target: Target = "log-likelihood"
+    average: Average = "shares"
+    window: int | None = None
+    probe: bool = False
+    check: bool = False
+    targets: int = 200
+    target_seed: int = 0
+    train_length: int | None = None
+    split: str = "test"
+
+    def __post_init__(self) -> None:
+        for what in ("segments", "targets"):
+            if getattr(self, what) < 1:
+                raise BadInput(f"{what} is {getattr(self, what)}: at least 1 is needed")
+        if self.length is not None and self.length < 2:
+            raise BadInput(f"length is {self.length}: at least 2 is needed")
+        if self.corpus is not None and self.text is not None:
+            raise BadInput("give either --text or --corpus")
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A text before one target, and the share of each of its last tokens."""
+
+    tokens: list[str]
+    shares: list[float]
+    target: str
+    earlier: float
+    """The share of the tokens before those."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What the lens found of one model."""
+
+    about: dict[str, Any]
+    field: ReceptiveField
+    layers_RT: np.ndarray | None
+    """Gradient norms of each layer's output at the last position, averaged shares, oldest token first."""
+    heats: list[Heat] = dataclasses.field(default_factory=list)
+    probe: dict[str, Any] | None = None
+    check: Check | None = None
+
+    @property
+    def name(self) -> str:
+        return self.about["model"]["name"]
+
+    @property
+    def spec(self) -> str | None:
+        return self.about["model"]["scheme"]
+
+    def layer_fields(self) -> list[ReceptiveField]:
+        if self.layers_RT is None:
+            return []
+        return [ReceptiveField(norms_T[None].copy()) for norms_T in self.layers_RT]
+
+    def to_json(self) -> dict[str, Any]:
+        layers = [
+            {"layer": number, "erf": {f"{level:g}": one.erf(level) for level in (0.5, 0.9, 0.99)}}
+            for number, one in enumerate(self.layer_fields(), 1)
+            if not one.status
+        ]
+        return {
+            "kind": KIND,
+            **self.about,
+            "receptive_field": self.field.to_json(),
+            "coverage": coverage(self.field),
+            "layers": layers,
+            "probe": self.probe,
+            "check": self.check.to_json() if self.check else None,
+            "advice": advise(self.field, self.about["theoretical"], self.check),
+        }
+
+
+def measure_all(
+    models: Sequence[str],
+    wish: Wish,
+    device: torch.device,
+    dtype: torch.dtype,
+    watch: Watch = lambda event: None,
+) -> list[Measurement]:
+    """Measure one model after another; all places and texts are looked at first."""
+    places = [find(text) for text in models]
+    for place in places:
+        if place.diverged:
+            raise BadInput(f"{place.text} is a run that diverged: it has no model to measure")
+    texts = {place.tokenizer: _text(wish, place) for place in places}
+    return [_one(place, texts[place.tokenizer], wish, device, dtype, watch) for place in places]
+
+
+def _text(wish: Wish, place: Place) -> Text:
+    if wish.text is not None:
+        return read_file(wish.text, place.tokenizer)
+    own = place.about().get("recipe", {}).get("corpus")
+    return read_text(wish.corpus or own or "stdlib", wish.split, place.tokenizer)
+
+
+def _one(place: Place, text: Text, wish: Wish, device: torch.device, dtype: torch.dtype, watch: Watch) -> Measurement:
+    watch({"stage": place.name})
+    model = load(place, device, dtype, wish.train_length)
+    subject = model.subject
+    length = wish.length or min(2048, subject.limit or 2048)
+    _check(subject, text, length, wish)
+    spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
+    anchors = draw(spans, wish.segments, wish.target_seed)
+    work = _Work(subject, text, length, wish, watch)
+    norms_NT = work.norms(anchors)
+    first = 1 + (text.bos is not None)
+    found = ReceptiveField(norms_NT, wish.average, place.name, subject.train_length, first)
+    layers_RT = work.layers(anchors[:LAYER_SEGMENTS]) if layers_of(subject) and not found.status else None
+    heats = work.heats(anchors[len(anchors) // 2], load_tokenizer(place.tokenizer)) if not found.status else []
+    probed = probe(subject, work.rows(anchors), wish.window, watch) if wish.probe else None
+    checked = check(subject, text, length, wish.targets, wish.target_seed, model.about, watch) if wish.check else None
+    about = {
+        "model": model.about,
+        **text.about,
+        "asked": {
+            "length": length, "segments": wish.segments, "target": wish.target, "average": wish.average,
+            "window": wish.window, "target_seed": wish.target_seed, "bos": text.bos,
+        },
+        "theoretical": theoretical(subject, wish.window),
+        **provenance(device),
+    }  # fmt: skip
+    return Measurement(about, found, layers_RT, heats, probed, checked)
+
+
+def theoretical(subject: Subject, window: int | None) -> dict[str, Any] | None:
+    """The exact theoretical receptive field Σ(w - 1) + 1 of a model with windows, and the paper's Σw."""
+    reach = subject.reach(window)
+    if reach is None:
+        return None
+    widths = [min(w for w in (own, window) if w is not None) for own in subject.windows]
+    return {"exact": reach, "paper": sum(widths), "windows": widths}
+
+
+def _check(subject: Subject, text: Text, length: int, wish: Wish) -> None:
+    check_text(
+        subject, text.documents, Plan(protocol("last-token"), (length,), wish.segments, 0, wish.window, text.bos)
+    )
+    longest = max(len(ids) for ids in text.documents)
+    if longest <= length:
+        raise BadInput(f"length {length} is too long for this text: its longest document has {longest} tokens")
+
+
+class _Work:
+    """The gradients of one model on one text."""
+
+    def __init__(self, subject: Subject, text: Text, length: int, wish: Wish, watch: Watch) -> None:
+        self.subject, self.text, self.length, self.wish, self.watch = subject, text, length, wish, watch
+        room = SHARE * free_memory(subject.device)
+        heavy = backward(subject, length, checkpointing=False).bytes > room
+        self.seam: Seam = seam(subject, checkpointing=heavy)
+        effort = backward(subject, length, self.seam.checkpointing)
+        self.batch = max(1, min(8, int(room / effort.bytes), 4096 // length))
+        self.memory = self.batch * effort.bytes
+
+    def rows(self, anchors: Sequence[Anchor]) -> Iterator[Tensor]:
+        """Context and target of each anchor, one row at a time: (1, T + 1)."""
+        for anchor in anchors:
+            yield self._row(anchor, self.length)
+
+    def _row(self, anchor: Anchor, length: int) -> Tensor:
+        ids = self.text.documents[anchor.document][max(0, anchor.offset - length) : anchor.offset + 1].astype(np.int64)
+        head = [self.text.bos] if self.text.bos is not None else []
+        return torch.from_numpy(np.concatenate([np.array(head, np.int64), ids]))[None]
+
+    def norms(self, anchors: Sequence[Anchor]) -> np.ndarray:
+        """Gradient norms of every segment: (N, T)."""
+        rows = list(self.rows(anchors))
+        found: list[Tensor] = []
+        start = time.perf_counter()
+        while len(found) < len(rows):
+            some = rows[len(found) : len(found) + (1 if not found else self.batch)]
+            try:
+                found += self.seam.norms(torch.cat(some), self.wish.target, self.wish.window)
+            except (RuntimeError, MemoryError, IndexError, ValueError) as error:
+                self._smaller(error, bool(found))
+                continue
+            if len(found) == len(some):
+                self.watch({"estimate": (time.perf_counter() - start) * (len(rows) - 1), "memory": self.memory})
+            self.watch({"done": len(found), "total": len(rows), "what": "gradients"})
+        return torch.stack(found).numpy()
+
+    def _smaller(self, error: Exception, begun: bool) -> None:
+        """After a failure: try with less memory, or say what cannot be done."""
+        if not out_of_memory(error):
+            if begun or isinstance(error, BadInput):
+                raise error
+            said = " ".join(str(error).split())[:200]
+            raise BadInput(f"{self.subject.name} cannot take {self.length} tokens ({said})") from error
+        if self.batch > 1:
+            self.batch = 1
+        elif not self.seam.checkpointing and (lighter := seam(self.subject, checkpointing=True)).checkpointing:
+            self.seam = lighter
+        else:
+            raise NoMemory(
+                f"not enough memory for one text of {self.length} tokens: give a smaller --length"
+            ) from error
+
+    def layers(self, anchors: Sequence[Anchor]) -> np.ndarray | None:
+        """Shares of each layer's output, averaged over some segments: (R, T)."""
+        total: np.ndarray | None = None
+        for number, row in enumerate(self.rows(anchors), 1):
+            norms_RT = self.seam.layers(row, self.wish.window)[:, 0].numpy()
+            shares_RT = norms_RT / norms_RT.sum(1, keepdims=True)
+            total = shares_RT if total is None else total + shares_RT
+            self.watch({"done": number, "total": len(anchors), "what": "layers"})
+        return None if total is None else total / len(anchors)
+
+    def heats(self, anchor: Anchor, tokenizer: Any) -> list[Heat]:
+        """The texts before some targets that follow each other."""
+        found = []
+        for back in range(HEAT_TARGETS - 1, -1, -1):
+            place = Anchor(anchor.document, anchor.offset - back * HEAT_STEP)
+            if place.offset < 2:
+                continue
+            row = self._row(place, self.length)
+            norms_T = self.seam.norms(row, self.wish.target, self.wish.window)[0].numpy()
+            if not np.isfinite(norms_T).all():
+                continue
+            shares_T = norms_T / norms_T.sum()
+            shown = min(HEAT_TOKENS, len(shares_T))
+            tokens = [tokenizer.decode([one], skip_special_tokens=False) for one in row[0, -shown - 1 :].tolist()]
+            earlier = float(shares_T[:-shown].sum()) if shown < len(shares_T) else 0.0
+            found.append(Heat(tokens[:-1], shares_T[-shown:].tolist(), tokens[-1], earlier))
+        return found

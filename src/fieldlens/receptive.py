@@ -1,0 +1,196 @@
+"""The receptive field: how a prediction's gradient is spread over the tokens before it.
+
+s_m = ‖∂ log p / ∂ e_m‖ / Σ_n ‖∂ log p / ∂ e_n‖ is the share of token m, and c_m = Σ_{n ≥ m} s_n that of all from m on.
+The empirical receptive field ERF(p) is how many of the most recent tokens hold more than p: L - max{m | c_m > p} + 1.
+
+# paper: min{m | c_m > .99}, which is always 1; here: the maximum, as its figures mean.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fieldlens.errors import BadInput
+from fieldlens.influence import Target, seam
+from fieldlens.subject import check_causal, subject
+
+TIE = 1e-9
+"""What exceeds p by less does not exceed it: sums of many shares round."""
+
+SATURATED = 0.9
+"""An ERF above this part of the length is not bounded by it."""
+
+LEVELS = (0.5, 0.9, 0.95, 0.99)
+Average = Literal["shares", "norms"]
+"""Normalise each segment, then average the shares; or average the norms, then normalise."""
+
+
+@dataclass(frozen=True)
+class ReceptiveField:
+    """Gradient norms of some segments, (N, T), oldest token first; rows of nan are undefined."""
+
+    norms_NT: np.ndarray
+    average: Average = "shares"
+    name: str = ""
+    train_length: int | None = None
+    first: int = 1
+    """How many tokens at the very beginning are shown apart: the first, and a BOS before it."""
+
+    def __post_init__(self) -> None:
+        self.norms_NT.setflags(write=False)
+
+    @property
+    def defined(self) -> np.ndarray:
+        """Which segments have a receptive field."""
+        return ~np.isnan(self.norms_NT).any(1)
+
+    @property
+    def status(self) -> str:
+        """Empty if all is well, else the reason why there is no receptive field."""
+        if self.defined.any():
+            return ""
+        return "the gradient is not finite, zero or no more than round-off: the prediction does not depend on the text"
+
+    @property
+    def length(self) -> int:
+        return self.norms_NT.shape[1]
+
+    def segments(self, without_first: bool = False) -> np.ndarray:
+        """The shares of each defined segment: (n, T), or without the tokens that are shown apart."""
+        norms = self.norms_NT[self.defined][:, self.first if without_first else 0 :]
+        totals = norms.sum(1, keepdims=True)
+        return np.divide(norms, totals, out=np.zeros_like(norms), where=totals > 0)
+
+    def shares(self, without_first: bool = False) -> np.ndarray:
+        """The averaged shares, oldest token first."""
+        if self.status:
+            raise BadInput(f"{self.name or 'this model'} has no receptive field here: {self.status}")
+        if self.average == "norms":
+            norms = self.norms_NT[self.defined][:, self.first if without_first else 0 :].mean(0)
+            return norms / norms.sum()
+        return self.segments(without_first).mean(0)
+
+    @property
+    def share(self) -> Tensor:
+        """The share of each context token, oldest first."""
+        return torch.from_numpy(self.shares().copy())
+
+    @property
+    def cumulative(self) -> Tensor:
+        """c_m: the share of the tokens from m on, oldest first; the first entry is 1."""
+        return torch.from_numpy(cumulative(self.shares()))
+
+    def erf(self, level: float = 0.99, without_first: bool = False) -> int:
+        """How many of the most recent tokens hold more than this share of the gradient."""
+        return erf(self.shares(without_first), level)
+
+    def erfs(self, level: float, without_first: bool = False) -> np.ndarray:
+        """The same of each segment."""
+        return np.array([erf(one, level) for one in self.segments(without_first)])
+
+    @property
+    def first_share(self) -> float:
+        """The share of the tokens that are shown apart."""
+        return float(self.shares()[: self.first].sum())
+
+    def within(self, tokens: int) -> float:
+        """The share of so many most recent tokens."""
+        return float(self.shares()[-tokens:].sum()) if tokens > 0 else 0.0
+
+    @property
+    def saturated(self) -> bool:
+        """Whether the ERF is not bounded at this length."""
+        return self.erf(0.99) > SATURATED * self.length
+
+    def plot(self) -> Any:
+        """A figure of the cumulative share against the number of most recent tokens."""
+        from fieldlens.draw import field_curves
+
+        return field_curves([self.curve()])
+
+    def curve(self, spec: str | None = None) -> Any:
+        """The receptive field as a line of a figure."""
+        from fieldlens.draw import Curve
+
+        recent = cumulative(self.shares())[::-1]
+        each = np.stack([cumulative(one)[::-1] for one in self.segments()])
+        low, high = np.quantile(each, [0.25, 0.75], axis=0)
+        return Curve(self.name, spec, recent, low, high, self.train_length)
+
+    def to_json(self) -> dict[str, Any]:
+        """The curve and what is read from it."""
+        about: dict[str, Any] = {
+            "name": self.name,
+            "length": self.length,
+            "segments": len(self.norms_NT),
+            "undefined_segments": int((~self.defined).sum()),
+            "average": self.average,
+            "train_length": self.train_length,
+            "status": self.status or "ok",
+        }
+        if self.status:
+            return about
+        return about | {
+            "erf": {f"{level:g}": self._read(level, False) for level in LEVELS},
+            "erf_without_first": {f"{level:g}": self._read(level, True) for level in LEVELS},
+            "first_tokens": self.first,
+            "first_share": self.first_share,
+            "saturated": self.saturated,
+            "share": [float(f"{value:.6g}") for value in self.shares()],
+        }
+
+    def _read(self, level: float, without_first: bool) -> dict[str, Any]:
+        tokens = self.erf(level, without_first)
+        low, middle, high = np.quantile(self.erfs(level, without_first), [0.25, 0.5, 0.75])
+        trained = tokens / self.train_length if self.train_length else None
+        return {"tokens": tokens, "of_train_length": trained, "median": middle, "quartiles": [low, high]}
+
+
+def cumulative(shares_T: np.ndarray) -> np.ndarray:
+    """c_m, summed from the most recent token on."""
+    return np.cumsum(shares_T[::-1])[::-1].copy()
+
+
+def erf(shares_T: np.ndarray, level: float) -> int:
+    """The smallest number of most recent tokens that hold more than a level."""
+    if not 0 < level < 1:
+        raise BadInput(f"level is {level}: between 0 and 1 is needed")
+    return min(len(shares_T), int((np.cumsum(shares_T[::-1]) <= level + TIE).sum()) + 1)
+
+
+def receptive_field(
+    model: Any,
+    ids: Tensor | Sequence[int],
+    *,
+    target: Target = "log-likelihood",
+    average: Average = "shares",
+    window: int | None = None,
+    checkpointing: bool = False,
+) -> ReceptiveField:
+    """The receptive field of a Decoder, a transformers model, or a module with an embedding.
+
+    `ids` are context tokens followed by the token to predict: one row, or many of the same length to average.
+    """
+    ids_BT = torch.as_tensor(ids)
+    ids_BT = ids_BT[None] if ids_BT.ndim == 1 else ids_BT
+    if ids_BT.ndim != 2 or ids_BT.is_floating_point() or ids_BT.shape[1] < 2:
+        raise BadInput("ids are whole numbers, one row or many: at least one context token and the one to predict")
+    one = subject(model)
+    check_ids(ids_BT, one.vocabulary, one.name)
+    if one.limit is not None and ids_BT.shape[1] - 1 > one.limit:
+        raise BadInput(f"{ids_BT.shape[1] - 1} tokens are beyond the {one.limit} positions that {one.name} has learned")
+    check_causal(one)
+    one.check_window(window)
+    opened = seam(one, checkpointing)
+    norms_BT = torch.cat([opened.norms(row[None], target, window) for row in ids_BT])
+    return ReceptiveField(norms_BT.numpy(), average, one.name, one.train_length)
+
+
+def check_ids(ids: Tensor, vocabulary: int, name: str) -> None:
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocabulary:
+        raise BadInput(f"token id {low if low < 0 else high} is outside the vocabulary of {vocabulary} of {name}")

@@ -1,0 +1,277 @@
+"""The receptive field: models with known answers, exact reach, thirteen families against plain autograd."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, VOCABULARY, build
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import fieldlens
+from fieldlens import Config, Decoder
+from fieldlens.errors import BadInput
+from fieldlens.influence import Seam, can_recompute, layers_of, seam
+from fieldlens.receptive import ReceptiveField, erf
+from fieldlens.subject import subject
+
+
+class Mixing(nn.Module):
+    """Layers that mix embeddings by fixed weights of the distance; the prediction reads the last mixture."""
+
+    def __init__(self, weights_N: Tensor, layers: int = 1, residual: bool = False, width: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, width, dtype=torch.float64)
+        self.head = nn.Linear(width, 11, dtype=torch.float64)
+        self.weights_N, self.layers, self.residual = weights_N, layers, residual
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        x_BTD = self.embedding(ids_BT)
+        t = ids_BT.shape[1]
+        distances_TT = torch.arange(t)[:, None] - torch.arange(t)[None]
+        within = (distances_TT >= 0) & (distances_TT < len(self.weights_N))
+        mix_TT = torch.where(within, self.weights_N[distances_TT.clamp(0, len(self.weights_N) - 1)], 0.0)
+        mix_TT = mix_TT / mix_TT.sum(1, keepdim=True).clamp(min=1e-300)
+        for _ in range(self.layers):
+            x_BTD = (x_BTD + mix_TT @ x_BTD) / 2 if self.residual else mix_TT @ x_BTD
+        return self.head(x_BTD)
+
+
+def field_of(model: nn.Module, length: int, **options: object) -> ReceptiveField:
+    ids_T = torch.randint(11, (length + 1,), generator=torch.Generator().manual_seed(1))
+    return fieldlens.receptive_field(model, ids_T, **options)  # type: ignore[arg-type]
+
+
+def ones(count: int) -> Tensor:
+    return torch.ones(count, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens"), [(100, 100), (200, 199), (500, 496), (512, 507), (1000, 991), (2048, 2028)]
+)
+def test_uniform_attention_and_the_rule_for_ties(length: int, tokens: int) -> None:
+    found = field_of(Mixing(ones(length)), length)
+    assert (found.share - 1 / length).abs().max() < 1e-12
+    assert found.erf(0.99) == tokens == math.floor(0.99 * length + 1e-9) + 1
+
+
+@pytest.mark.parametrize(("window", "tokens"), [(40, 40), (100, 100), (320, 317)])
+def test_one_window(window: int, tokens: int) -> None:
+    found = field_of(Mixing(ones(window)), 512)
+    assert found.erf(0.99) == tokens == math.floor(0.99 * window + 1e-9) + 1
+    assert float(found.share[: 512 - window].abs().max()) == 0
+
+
+@pytest.mark.parametrize(
+    ("slope", "length", "tokens"), [(1, 512, 5), (1 / 4, 512, 19), (1 / 16, 512, 74), (1 / 256, 2048, 1171)]
+)
+def test_one_layer_of_alibi(slope: float, length: int, tokens: int) -> None:
+    weights_N = torch.exp(-slope * torch.arange(length, dtype=torch.float64))
+    found = field_of(Mixing(weights_N), length)
+    assert (found.share.flip(0) - weights_N / weights_N.sum()).abs().max() < 1e-12
+    assert found.erf(0.99) == tokens
+
+
+@pytest.mark.parametrize(("window", "plain", "residual"), [(40, 327, 228), (80, 659, 459)])
+def test_twelve_windows_one_on_another(window: int, plain: int, residual: int) -> None:
+    assert field_of(Mixing(ones(window), 12), 13 * window).erf(0.99) == plain
+    assert field_of(Mixing(ones(window), 12, residual=True), 13 * window).erf(0.99) == residual
+
+
+def test_a_model_that_reads_one_token() -> None:
+    weights_N = torch.zeros(8, dtype=torch.float64)
+    weights_N[7] = 1
+    found = field_of(Mixing(weights_N), 20)
+    assert found.erf(0.5) == found.erf(0.99) == 8
+
+
+def test_no_dependence_is_a_status_never_a_number() -> None:
+    model = Mixing(ones(8))
+    with torch.no_grad():
+        model.head.weight.zero_()
+    found = field_of(model, 8)
+    assert "does not depend" in found.status
+    assert found.to_json()["status"] == found.status
+    assert "erf" not in found.to_json()
+    with pytest.raises(BadInput, match="no receptive field here"):
+        found.erf()
+    with torch.no_grad():
+        model.head.weight.fill_(1e-17)  # an effect far below what float64 can resolve in the logits
+    assert field_of(model, 8).status
+    with torch.no_grad():
+        model.head.weight.fill_(1.0)
+        model.embedding.weight[3] = math.nan
+    assert field_of(model, 40).status
+
+
+def test_some_undefined_segments_are_counted_and_left_out() -> None:
+    norms_NT = np.array([[1.0, 1.0], [math.nan, math.nan], [0.0, 2.0]])
+    found = ReceptiveField(norms_NT)
+    assert found.to_json()["undefined_segments"] == 1
+    assert found.share.tolist() == [0.25, 0.75]
+
+
+@given(st.floats(1e-3, 1e3), st.integers(2, 40))
+def test_scale_does_not_matter_and_shares_sum_to_one(scale: float, length: int) -> None:
+    norms_T = np.random.default_rng(length).random((1, length)) + 0.01
+    one, other = ReceptiveField(norms_T), ReceptiveField(norms_T * scale)
+    assert float(one.share.sum()) == pytest.approx(1, abs=1e-12)
+    assert float(one.cumulative[0]) == pytest.approx(1, abs=1e-12)
+    assert (one.share - other.share).abs().max() < 1e-12
+    assert all(one.erf(level) <= one.erf(level + 0.05) for level in (0.1, 0.5, 0.9))
+
+
+def test_the_order_of_averaging_matters() -> None:
+    norms_NT = np.array([[9.0, 1.0], [1.0, 9.0], [0.01, 0.99]])
+    shares, norms = ReceptiveField(norms_NT), ReceptiveField(norms_NT, "norms")
+    assert shares.share.tolist() == pytest.approx([(0.9 + 0.1 + 0.01) / 3, (0.1 + 0.9 + 0.99) / 3])
+    assert norms.share.tolist() == pytest.approx([10.01 / 21, 10.99 / 21])
+
+
+def test_the_first_token_is_shown_apart() -> None:
+    norms_T = np.ones((1, 100))
+    norms_T[0, 0] = 900.0
+    found = ReceptiveField(norms_T)
+    assert found.first_share == pytest.approx(900 / 999)
+    assert found.erf(0.5) == 100
+    assert found.erf(0.5, without_first=True) == 50
+    assert found.saturated
+
+
+def test_levels_must_make_sense() -> None:
+    for level in (0.0, 1.0, -1.0):
+        with pytest.raises(BadInput, match="level is"):
+            erf(np.ones(3) / 3, level)
+
+
+def test_probability_and_log_probability_give_equal_shares(float64: None) -> None:
+    decoder = Decoder(Config(layers=2, width=32, heads=4, vocabulary=VOCABULARY, init_std=0.2))
+    ids_BT = torch.randint(VOCABULARY, (1, 30))
+    logs = fieldlens.receptive_field(decoder, ids_BT).share
+    embeddings_BTD = decoder.embed(ids_BT[:, :-1]).detach().requires_grad_()
+    probability = decoder(embeddings_BTD=embeddings_BTD, last=True)[0, -1].softmax(0)[ids_BT[0, -1]]
+    (gradient,) = torch.autograd.grad(probability, embeddings_BTD)
+    norms_T = gradient[0].norm(dim=-1)
+    assert (logs - norms_T / norms_T.sum()).abs().max() < 1e-12
+
+
+def test_finite_differences_agree(float64: None) -> None:
+    decoder = Decoder(Config(scheme="alibi", layers=2, width=16, heads=2, vocabulary=VOCABULARY, init_std=0.3))
+    ids_BT = torch.randint(VOCABULARY, (1, 9))
+    found = fieldlens.receptive_field(decoder, ids_BT)
+    x_BTD = decoder.embed(ids_BT[:, :-1]).detach()
+
+    def log_p(x: Tensor) -> Tensor:
+        return decoder(embeddings_BTD=x, last=True)[0, -1].log_softmax(0)[ids_BT[0, -1]]
+
+    norms = []
+    with torch.no_grad():
+        for token in range(8):
+            slopes = []
+            for axis in range(16):
+                step = torch.zeros_like(x_BTD)
+                step[0, token, axis] = 1e-6
+                slopes.append((log_p(x_BTD + step) - log_p(x_BTD - step)) / 2e-6)
+            norms.append(torch.stack(slopes).norm())
+    expected = torch.stack(norms) / torch.stack(norms).sum()
+    assert (found.share - expected).abs().max() < 1e-6
+
+
+def naive(model: nn.Module, row_T: Tensor) -> Tensor:
+    """Full autograd, all parameters, all logits, nothing clever."""
+    kept: list[Tensor] = []
+    handle = model.get_input_embeddings().register_forward_hook(lambda *args: kept.append(args[2]))  # type: ignore[operator]
+    log_p = model(row_T[None, :-1]).logits[0, -1].log_softmax(-1)[row_T[-1]]
+    handle.remove()
+    (gradient,) = torch.autograd.grad(log_p, kept[0])
+    norms_T = gradient[0].norm(dim=-1).double()
+    return norms_T / norms_T.sum()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_shares_are_those_of_plain_autograd(family: str, checkpointing: bool) -> None:
+    model, ids_BT = build(family), torch.randint(VOCABULARY, (3, 41))
+    expected = torch.stack([naive(model, row) for row in ids_BT]).mean(0)
+    one = subject(model)
+    assert seam(one, checkpointing).checkpointing == checkpointing == (checkpointing and can_recompute(one))
+    found = fieldlens.receptive_field(model, ids_BT, checkpointing=checkpointing)
+    assert (found.share - expected).abs().max() < 1e-5
+    assert not model.training
+    assert not any(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_top_logit_is_another_question() -> None:
+    model, ids_BT = build("llama"), torch.randint(VOCABULARY, (1, 30))
+    truth, top = (fieldlens.receptive_field(model, ids_BT, target=t) for t in ("log-likelihood", "top-logit"))
+    assert (truth.share - top.share).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+@pytest.mark.parametrize("spec", ["none", "alibi", "rotary", "sinusoidal", "t5"])
+def test_our_windows_reach_exactly_as_far(spec: str, window: int, float64: None) -> None:
+    decoder = Decoder(
+        Config(scheme=spec, window=window, layers=3, width=16, heads=2, vocabulary=VOCABULARY, init_std=0.3)
+    )
+    found = fieldlens.receptive_field(decoder, torch.randint(VOCABULARY, (1, 31)))
+    reach = 3 * (window - 1) + 1
+    assert subject(decoder).reach() == reach
+    assert found.share[:-reach].eq(0).all()
+    assert found.share[-reach:].gt(0).all()
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "gpt_neox"])
+def test_their_windows_reach_exactly_as_far(family: str) -> None:
+    model = build(family).double()
+    one, ids_BT = subject(model), torch.randint(VOCABULARY, (1, 61))
+    found = fieldlens.receptive_field(model, ids_BT)
+    reach = one.reach() or 60
+    assert found.share[:-reach].eq(0).all()
+    assert found.share[-reach:].gt(0).all()
+    banded = fieldlens.receptive_field(model, ids_BT, window=3)
+    reach = one.reach(3)
+    assert reach == 2 * one.layers + 1  # type: ignore[operator]
+    assert banded.share[:-reach].eq(0).all()
+    assert banded.share[-reach:].gt(0).all()
+
+
+def test_layers_reach_farther_one_after_another(float64: None) -> None:
+    decoder = Decoder(Config(scheme="none", window=3, layers=4, width=16, heads=2, vocabulary=VOCABULARY, init_std=0.3))
+    norms_RBT = Seam(subject(decoder)).layers(torch.randint(VOCABULARY, (1, 31)))
+    assert [int((row > 0).sum()) for row in norms_RBT[:, 0]] == [3, 5, 7, 9]
+    model = build("mistral").double()
+    assert len(layers_of(subject(model))) == 3
+    norms_RBT = Seam(subject(model), checkpointing=True).layers(torch.randint(VOCABULARY, (1, 31)))
+    assert [int((row > 0).sum()) for row in norms_RBT[:, 0]] == [6, 11, 16]
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.zeros(1, dtype=torch.long), "at least one context token"),
+        (torch.zeros(5), "whole numbers"),
+        (torch.full((5,), VOCABULARY), "token id 97 is outside the vocabulary of 97"),
+        (torch.full((5,), -1), "token id -1"),
+        (torch.zeros(100, dtype=torch.long), "99 tokens are beyond the 64 positions"),
+    ],
+)
+def test_bad_ids_are_refused(ids: Tensor, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        fieldlens.receptive_field(build("gpt2"), ids)
+
+
+def test_a_function_without_an_embedding_cannot_be_measured() -> None:
+    with pytest.raises(BadInput, match="a model needs a module named embedding"):
+        fieldlens.receptive_field(lambda ids: torch.zeros(*ids.shape, 5), torch.zeros(4, dtype=torch.long))
+
+
+def test_figure_and_json() -> None:
+    found = field_of(Mixing(ones(20)), 64)
+    written = found.to_json()
+    assert written["erf"]["0.99"]["tokens"] == 20
+    assert len(written["share"]) == 64
+    (panel,) = found.plot().axes
+    assert panel.get_xscale() == "log"
