@@ -6,7 +6,7 @@ fit into memory.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
@@ -53,18 +53,21 @@ class Seam:
             gradient_BTD = _gradient(scalar, leaf())
         return self._norms(gradient_BTD, leaf(), wide_BV.detach())
 
-    def layers(self, ids_BT: Tensor, window: int | None = None, seed: int = 0) -> Tensor:
-        """The same for the output of each layer at the last position, along a random direction: (R, B, T) float64."""
+    def layers(
+        self, ids_BT: Tensor, window: int | None = None, chosen: Sequence[int] | None = None, seed: int = 0
+    ) -> Tensor:
+        """The same for the output of each layer, or of those chosen, along a random direction: (R, B, T) float64."""
         inputs_BT = ids_BT[:, :-1].to(self.subject.device)
         found = []
         with self.open() as leaf, self._layer_outputs() as outputs, torch.enable_grad():
             for _ in self.subject.logits(inputs_BT, 1, window, 0):
                 pass
             chance = torch.Generator().manual_seed(seed)
-            for number, states_BTD in enumerate(outputs):
-                last_BD = states_BTD[:, -1]
+            wanted = list(range(len(outputs)) if chosen is None else chosen)
+            for number in wanted:
+                last_BD = outputs[number][:, -1]
                 direction_D = torch.randn(last_BD.shape[-1], generator=chance).to(last_BD)
-                gradient_BTD = _gradient((last_BD @ direction_D).sum(), leaf(), keep=number + 1 < len(outputs))
+                gradient_BTD = _gradient((last_BD @ direction_D).sum(), leaf(), keep=number != wanted[-1])
                 found.append(self._norms(gradient_BTD, leaf(), last_BD.detach()))
         return torch.stack(found)
 

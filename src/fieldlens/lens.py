@@ -219,9 +219,8 @@ def profile(shares_T: np.ndarray) -> tuple[list[float], list[float | None]]:
 def _layers(found: Sequence[Measurement], colours: Colours) -> list[report.Block]:
     series = []
     for one in found:
-        fields = one.layer_fields()
         for level in (0.5, 0.9, 0.99):
-            points = [(n, one_layer.erf(level)) for n, one_layer in enumerate(fields, 1) if not one_layer.status]
+            points = [(number, layer.erf(level)) for number, layer in one.layer_fields().items()]
             if points:
                 numbers, tokens = zip(*points, strict=True)
                 name = f"{one.name}, {level:.0%}"

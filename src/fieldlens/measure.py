@@ -25,7 +25,11 @@ from fieldlens.results import provenance
 from fieldlens.subject import Subject
 from fieldlens.tokenizer import load_tokenizer
 
-LAYER_SEGMENTS = 4
+LENGTH = 2048
+"""Tokens, unless asked for otherwise or the model or the text has fewer."""
+
+LAYERS, LAYER_SEGMENTS = 12, 2
+"""So many layers at most are measured, evenly from the first to the last, on so many segments."""
 HEAT_TARGETS = 8
 HEAT_TOKENS = 240
 HEAT_STEP = 24
@@ -77,8 +81,8 @@ class Measurement:
 
     about: dict[str, Any]
     field: ReceptiveField
-    layers_RT: np.ndarray | None
-    """Gradient norms of each layer's output at the last position, averaged shares, oldest token first."""
+    layers: dict[int, np.ndarray]
+    """Shares of the output of some layers, counted from 1, at the last position, oldest token first."""
     heats: list[Heat] = dataclasses.field(default_factory=list)
     probe: dict[str, Any] | None = None
     check: Check | None = None
@@ -91,16 +95,15 @@ class Measurement:
     def spec(self) -> str | None:
         return self.about["model"]["scheme"]
 
-    def layer_fields(self) -> list[ReceptiveField]:
-        if self.layers_RT is None:
-            return []
-        return [ReceptiveField(norms_T[None].copy()) for norms_T in self.layers_RT]
+    def layer_fields(self) -> dict[int, ReceptiveField]:
+        """The receptive fields of some layers' outputs, where they are defined."""
+        fields = {number: ReceptiveField(shares_T[None].copy()) for number, shares_T in self.layers.items()}
+        return {number: one for number, one in fields.items() if not one.status}
 
     def to_json(self) -> dict[str, Any]:
         layers = [
             {"layer": number, "erf": {f"{level:g}": one.erf(level) for level in (0.5, 0.9, 0.99)}}
-            for number, one in enumerate(self.layer_fields(), 1)
-            if not one.status
+            for number, one in self.layer_fields().items()
         ]
         return {
             "kind": KIND,
@@ -141,7 +144,8 @@ def _one(place: Place, text: Text, wish: Wish, device: torch.device, dtype: torc
     watch({"stage": place.name})
     model = load(place, device, dtype, wish.train_length)
     subject = model.subject
-    length = wish.length or min(2048, subject.limit or 2048)
+    longest = max(len(ids) for ids in text.documents)
+    length = wish.length or max(2, min(LENGTH, subject.limit or LENGTH, longest - 1))
     _check(subject, text, length, wish)
     spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
     anchors = draw(spans, wish.segments, wish.target_seed)
@@ -149,7 +153,7 @@ def _one(place: Place, text: Text, wish: Wish, device: torch.device, dtype: torc
     norms_NT = work.norms(anchors)
     first = 1 + (text.bos is not None)
     found = ReceptiveField(norms_NT, wish.average, place.name, subject.train_length, first)
-    layers_RT = work.layers(anchors[:LAYER_SEGMENTS]) if layers_of(subject) and not found.status else None
+    layers = work.layers(anchors[:LAYER_SEGMENTS]) if not found.status else {}
     heats = work.heats(anchors[len(anchors) // 2], load_tokenizer(place.tokenizer)) if not found.status else []
     probed = probe(subject, work.rows(anchors), wish.window, watch) if wish.probe else None
     checked = check(subject, text, length, wish.targets, wish.target_seed, model.about, watch) if wish.check else None
@@ -163,7 +167,7 @@ def _one(place: Place, text: Text, wish: Wish, device: torch.device, dtype: torc
         "theoretical": theoretical(subject, wish.window),
         **provenance(device),
     }  # fmt: skip
-    return Measurement(about, found, layers_RT, heats, probed, checked)
+    return Measurement(about, found, layers, heats, probed, checked)
 
 
 def theoretical(subject: Subject, window: int | None) -> dict[str, Any] | None:
@@ -195,6 +199,12 @@ class _Work:
         effort = backward(subject, length, self.seam.checkpointing)
         self.batch = max(1, min(8, int(room / effort.bytes), 4096 // length))
         self.memory = self.batch * effort.bytes
+        count = len(layers_of(subject))
+        self.layers_chosen = sorted({round(n) for n in np.linspace(0, count - 1, min(LAYERS, count))}) if count else []
+        # in gradients: a layer's gradient costs as much as lies below it
+        self.layer_cost = 1 + sum((number + 1) / count for number in self.layers_chosen)
+        self.total = wish.segments + HEAT_TARGETS + min(LAYER_SEGMENTS, wish.segments) * self.layer_cost
+        self.done = 0.0
 
     def rows(self, anchors: Sequence[Anchor]) -> Iterator[Tensor]:
         """Context and target of each anchor, one row at a time: (1, T + 1)."""
@@ -219,8 +229,8 @@ class _Work:
                 self._smaller(error, bool(found))
                 continue
             if len(found) == len(some):
-                self.watch({"estimate": (time.perf_counter() - start) * (len(rows) - 1), "memory": self.memory})
-            self.watch({"done": len(found), "total": len(rows), "what": "gradients"})
+                self.watch({"estimate": (time.perf_counter() - start) * (self.total - 1), "memory": self.memory})
+            self._advance(len(some), "gradients")
         return torch.stack(found).numpy()
 
     def _smaller(self, error: Exception, begun: bool) -> None:
@@ -239,15 +249,20 @@ class _Work:
                 f"not enough memory for one text of {self.length} tokens: give a smaller --length"
             ) from error
 
-    def layers(self, anchors: Sequence[Anchor]) -> np.ndarray | None:
-        """Shares of each layer's output, averaged over some segments: (R, T)."""
-        total: np.ndarray | None = None
-        for number, row in enumerate(self.rows(anchors), 1):
-            norms_RT = self.seam.layers(row, self.wish.window)[:, 0].numpy()
-            shares_RT = norms_RT / norms_RT.sum(1, keepdims=True)
-            total = shares_RT if total is None else total + shares_RT
-            self.watch({"done": number, "total": len(anchors), "what": "layers"})
-        return None if total is None else total / len(anchors)
+    def _advance(self, gradients: float, what: str) -> None:
+        self.done += gradients
+        self.watch({"done": self.done, "total": self.total, "what": what})
+
+    def layers(self, anchors: Sequence[Anchor]) -> dict[int, np.ndarray]:
+        """Shares of the outputs of some layers, averaged over some segments."""
+        if not self.layers_chosen:
+            return {}
+        found = []
+        for row in self.rows(anchors):
+            norms_RT = self.seam.layers(row, self.wish.window, self.layers_chosen)[:, 0].numpy()
+            found.append(norms_RT / norms_RT.sum(1, keepdims=True))
+            self._advance(self.layer_cost, "layers")
+        return dict(zip((number + 1 for number in self.layers_chosen), np.mean(found, 0), strict=True))
 
     def heats(self, anchor: Anchor, tokenizer: Any) -> list[Heat]:
         """The texts before some targets that follow each other."""
@@ -258,6 +273,7 @@ class _Work:
                 continue
             row = self._row(place, self.length)
             norms_T = self.seam.norms(row, self.wish.target, self.wish.window)[0].numpy()
+            self._advance(1, "heat maps")
             if not np.isfinite(norms_T).all():
                 continue
             shares_T = norms_T / norms_T.sum()

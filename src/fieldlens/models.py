@@ -3,9 +3,10 @@
 Nothing from a model folder is executed, and weights that are missing or not finite are refused.
 """
 
+import io
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -186,7 +187,8 @@ def _quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):  # some bars do not ask whether they are wanted
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

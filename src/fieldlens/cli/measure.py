@@ -47,7 +47,7 @@ def measure(
     corpus
         A corpus by name or path; a run's own unless given, else stdlib.
     length
-        Input tokens before each target; 2048, or what the model can take.
+        Input tokens before each target; 2048, or what the model and the text allow.
     segments
         How many targets.
     target

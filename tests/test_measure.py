@@ -1,0 +1,211 @@
+"""fieldlens measure, as a user calls it, and what it concludes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from families import build
+from training import write_corpus
+
+from fieldlens.advice import Check, advise, coverage
+from fieldlens.cli import main
+from fieldlens.evaluation import Evaluation
+from fieldlens.lens import page, profile, summary
+from fieldlens.measure import Wish, measure_all
+from fieldlens.protocols import Anchor
+from fieldlens.receptive import ReceptiveField
+from fieldlens.recipe import recipe
+from fieldlens.train import train
+
+HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1> & [bold]x[/bold] \x07"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained runs, and the corpus they know."""
+    folder = tmp_path_factory.mktemp("measure")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FIELDLENS_CACHE", str(folder / "cache"))
+        corpus = write_corpus(folder / "corpus", documents=60)
+        for spec in ("alibi", "none:window=4"):
+            train(recipe("smoke", scheme=spec, corpus=str(corpus), steps=4), folder / spec)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(home / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def ask(*words: object) -> None:
+    main(["measure", *map(str, words), "--length", "96", "--segments", "3", "--threads", "1"])
+
+
+def test_two_runs_from_command_to_report(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask(home / "alibi", home / "none:window=4", "--probe", "--check", "--targets", "30")
+    out = capsys.readouterr().out
+    assert "none:window=4" in out
+    assert "report: lens/report.html" in out
+    found = json.loads((tmp_path / "lens" / "receptive-field.json").read_text())
+    alibi, window = found["models"]
+    assert window["theoretical"] == {"exact": 7, "paper": 8, "windows": [4, 4]}
+    assert window["receptive_field"]["erf"]["0.99"]["tokens"] <= 7
+    assert window["coverage"] == {"share": pytest.approx(1.0), "predicts": "extrapolates", "reason": ""}
+    assert window["check"]["verdict"]["verdict"] == "holds"
+    assert window["check"]["smallest_window"]["tokens"] == 8  # 4 was not tried, and more than 4 changes nothing
+    assert window["check"]["smallest_window"]["cache_bytes"] == 8 * 2 * 2 * 32 * 4
+    assert [row["layer"] for row in alibi["layers"]] == [1, 2]
+    assert alibi["probe"]["cuts"] == [1, 2, 4, 8, 16, 32, 64, 96]
+    assert alibi["probe"]["divergence"][-1] == pytest.approx(0, abs=1e-9)
+    assert alibi["asked"]["bos"] is None
+    assert {"torch", "fieldlens"} <= set(alibi["versions"])
+    assert {path.name for path in (tmp_path / "lens").iterdir()} == {
+        "report.html", *(f"receptive-field.{ending}" for ending in ("json", "npz", "png", "svg"))
+    }  # fmt: skip
+
+
+def test_a_transformers_folder_and_a_text_file(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build("mistral", vocab_size=512).save_pretrained(tmp_path / "m")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "m" / name)
+    (tmp_path / "text.txt").write_text((HOSTILE + " abc def gh") * 60)
+    ask(tmp_path / "m", "--text", tmp_path / "text.txt", "--json")
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["theoretical"]["exact"] == 3 * 5 + 1
+    assert found["data"]["corpus"] == "text.txt"
+    html = (tmp_path / "lens" / "report.html").read_text()
+    assert "<script>window.hacked" not in html
+    assert "<img" not in html
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--length", "1"], "length is 1: at least 2"),
+        (["--length", "99999"], "length 99999 is too long for this text: its longest document has"),
+        (["--segments", "0"], "segments is 0"),
+        (["--segments", "9999999"], "9999999 segments are wanted, but only"),
+        (["--window", "0"], "window"),
+        (["--text", "nothing.txt"], "nothing.txt is no file"),
+        (["--text", "a.txt", "--corpus", "stdlib"], "give either --text or --corpus"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], message: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["measure", str(home / "alibi"), *words])
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "lens").exists()
+
+
+def test_no_model_and_an_empty_text_are_mistakes(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["measure"])
+    assert "no model" in capsys.readouterr().err
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(SystemExit, match="2"):
+        ask(home / "alibi", "--text", tmp_path / "empty.txt")
+    assert "empty.txt is empty" in capsys.readouterr().err
+
+
+def test_learned_positions_bound_the_length(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build("gpt2", vocab_size=512).save_pretrained(tmp_path / "g")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "g" / name)
+    with pytest.raises(SystemExit, match="2"):
+        ask(tmp_path / "g", "--corpus", home / "corpus")
+    assert "length 96 is beyond the 64 positions" in capsys.readouterr().err
+    main(["measure", str(tmp_path / "g"), "--corpus", str(home / "corpus"), "--segments", "2", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["asked"]["length"] == 64
+    assert found["coverage"]["reason"].startswith("measured at 64 tokens, not beyond")
+
+
+def test_a_dead_model_is_a_status_and_exit_3(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = build("llama", vocab_size=512)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    model.save_pretrained(tmp_path / "dead")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "dead" / name)
+    with pytest.raises(SystemExit, match="3"):
+        ask(tmp_path / "dead", "--corpus", home / "corpus")
+    assert "undefined" in capsys.readouterr().out
+    found = json.loads((tmp_path / "lens" / "receptive-field.json").read_text())["models"][0]
+    assert "does not depend" in found["receptive_field"]["status"]
+
+
+def field(shares: list[float], train_length: int | None = None) -> ReceptiveField:
+    return ReceptiveField(np.array([shares]), name="x", train_length=train_length)
+
+
+def test_coverage_and_its_principle() -> None:
+    recent = [0.0] * 50 + [1.0] * 50
+    assert coverage(field(recent, 60)) == {"share": pytest.approx(1.0), "predicts": "extrapolates", "reason": ""}
+    assert coverage(field(recent, 25)) == {"share": pytest.approx(0.5), "predicts": "nothing", "reason": ""}
+    assert coverage(field(recent, 100))["reason"] == "measured at 100 tokens, not beyond the training length 100"
+    assert "not known" in coverage(field(recent))["reason"]
+
+
+def test_advice_says_what_can_be_said() -> None:
+    said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), {"exact": 50, "paper": 52}, None))
+    assert "50% in the last 26, 90% in the last 46, 95% in the last 48, 99% in the last 50 of 100 tokens" in said
+    assert "covers 100.0%" in said
+    assert "reach exactly 50 tokens" in said
+    said = " ".join(advise(field([300.0] + [1.0] * 99, 60), None, None))
+    assert "Not bounded at this length: 99 % of the gradient needs 100 of 100 tokens" in said
+    assert "The first token alone holds 75%" in said
+    assert "predicts nothing" in said
+
+
+def evaluation(losses: dict[int, float], documents: int = 12) -> Evaluation:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 1e-4, documents * 5)
+    targets = [Anchor(d, o) for d in range(documents) for o in range(5)]
+    about = {"model": {"name": "x", "train_length": 64}, "protocol": {"same_targets": True}}
+    return Evaluation(about, {n: torch.from_numpy(3 + loss + noise * n) for n, loss in losses.items()}, targets)
+
+
+def test_the_smallest_context_and_window_within_one_percent() -> None:
+    contexts = evaluation({32: 0.2, 64: 0.009, 128: 0.0, 256: 0.4})
+    found = Check(contexts, {8: evaluation({256: 0.011}), 16: evaluation({256: 0.005})}, cache_bytes=100)
+    context, window = found.smallest("context"), found.smallest("window")
+    assert context is not None
+    assert window is not None
+    assert (context["tokens"], context["best"]) == (64, "context 128")
+    assert context["low"] < context["ratio"] < context["high"]
+    assert (window["tokens"], window["cache_saved"], window["cache_bytes"]) == (16, 1 - 16 / 256, 1600)
+    assert Check(contexts, {8: evaluation({256: 0.5})}, None).smallest("window") is None
+    said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, found))
+    assert "The smallest sliding window within 1 % of the best perplexity (context 128) is 16 tokens" in said
+    assert "saves 94%" in said
+
+
+def test_the_profile_is_an_average_over_growing_bins() -> None:
+    distances, means = profile(np.full(100, 0.01))
+    assert means == pytest.approx([0.01] * len(means))
+    assert distances[0] == 1
+    assert distances == sorted(distances)
+
+
+def test_a_page_escapes_what_it_shows(home: Path) -> None:
+    found = measure_all(
+        [str(home / "alibi")],
+        Wish(corpus=str(home / "corpus"), length=64, segments=2),
+        torch.device("cpu"),
+        torch.float32,
+    )
+    found[0].about["model"]["name"] = HOSTILE
+    html = page(found, HOSTILE)
+    assert "<script>window.hacked" not in html
+    assert "<img" not in html
+    assert HOSTILE in summary(found).rows[0][0]
