@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test check format extras bench campaign clean
+.PHONY: browser demo test check format extras bench campaign clean
 
 demo: $(READY)  ## draw every positional scheme into demo/
 	$(BIN)/fieldlens schemes
@@ -34,6 +34,11 @@ bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmar
 campaign: $(READY)  ## what takes long: planted bugs, kills, full disks, bit flips
 	$(BIN)/python tests/plant.py
 	$(BIN)/python tests/campaign.py
+
+browser:  ## a Chromium for the tests of the report, where the system's package manager may install one
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -qq -y chromium; } || \
+	  echo "no Chromium: the browser tests will be skipped"
 
 clean:
 	rm -rf .venv demo
