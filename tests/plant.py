@@ -36,6 +36,21 @@ BUGS = [
     ("broken weights accepted", "huggingface.py", "if broken:", "if not model:"),
     ("missing weights accepted", "huggingface.py", '("missing_keys", ', "("),
     ("padding counted as positions", "huggingface.py", ".masked_fill(padding, -1)", ""),
+    ("foreign weights missing", "models.py", 'for what in ("missing_keys", "mismatched_keys")', "for what in ()"),
+    ("a band one key too wide", "subject.py", "visible(query - key, window)", "visible(query - key, window + 1)"),
+    ("cropped one token short", "subject.py", "for width in widths if width) + 1", "for width in widths if width)"),
+    ("target one token early", "protocols.py", "- length, anchor.offset, 1)", "- length, anchor.offset - 1, 1)"),
+    ("BOS left out", "evaluation.py", "np.concatenate([[self.plan.bos], ids])", "ids"),
+    ("journal forgotten", "evaluation.py", "self.losses_LN[:] = found", "pass"),
+    ("no correction", "verdict.py", 'holm([row["p"] for row in evidence])', '[row["p"] for row in evidence]'),
+    ("tokens for documents", "verdict.py", 'return documents_N, "documents"', 'return np.arange(len(documents_N)), ""'),
+    ("stars for copies", "statistics.py", "if np.ptp(differences) <= grain:", "if False:"),
+    ("seeds paired by place", "compare.py", "sorted(values.keys() & reference.keys())", "list(reference)"),
+    ("ties count", "receptive.py", "<= level + TIE)", "<= level - TIE)"),
+    ("gradient of another token", "influence.py", "gather(1, truth_B[:, None])", "gather(1, 0 * truth_B[:, None])"),
+    ("round-off taken for a field", "influence.py", "(effect_B > grain_B)", "(effect_B > 0)"),
+    ("layers left in training mode", "influence.py", "stack.callback(vars(layer).update,", "dict("),
+    ("coverage of all tokens", "receptive.py", "self.shares()[-tokens:]", "self.shares()"),
 ]  # fmt: skip
 
 

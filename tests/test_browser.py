@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from fieldlens import report
+from fieldlens import lens, report
+from fieldlens.advice import Check
+from fieldlens.evaluation import Evaluation
+from fieldlens.measure import Heat, Measurement
+from fieldlens.protocols import Anchor
+from fieldlens.receptive import ReceptiveField
 from fieldlens.report import Axis, Block, Card, Mark, Series
 
 playwright = pytest.importorskip("playwright.sync_api", reason="these tests need playwright: pip install playwright")
@@ -485,3 +492,47 @@ def test_without_scripts_the_page_says_so(show: Open) -> None:
     page = show(chart([line()]), java_script_enabled=False)
     assert page.locator("h1").inner_text() == "Title"
     assert page.locator("noscript").inner_text().startswith("The charts and tables of this report")
+
+
+def measurement(name: str) -> Measurement:
+    """A whole measurement, every part of it there, named and filled with whatever text."""
+    rng = np.random.default_rng(0)
+    about = {
+        "model": {"name": name, "scheme": None},
+        "data": {"corpus": name},
+        "asked": {"segments": 4, "length": 64},
+        "theoretical": {"exact": 40, "paper": 42, "windows": [21, 21]},
+        "versions": {"fieldlens": "0"},
+    }
+    field = ReceptiveField(rng.random((4, 64)), name=name, train_length=32)
+    heats = [Heat([name, " a", "\n"] * 20, rng.random(60).tolist(), name, 0.4) for _ in range(8)]
+    probe = {"cuts": [1, 8, 64], "loss": [3.0, 2.0, 1.0], "divergence": [2.0, 1.0, 0.0]}
+    evaluation = Evaluation(
+        {"model": {"name": name, "train_length": 32}, "protocol": {"same_targets": True}},
+        {n: torch.from_numpy(rng.random(40) + 1) for n in (16, 32, 64)},
+        [Anchor(n // 4, n) for n in range(40)],
+    )
+    layers = {1: rng.random(64), 2: rng.random(64)}
+    return Measurement(about, field, layers, heats, probe, Check(evaluation, {8: evaluation}, 100))
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_lens_shows_every_part_of_a_measurement(show: Open, width: int, scheme: str) -> None:
+    hostile = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+    found = [measurement(hostile), measurement("plain")]
+    page = show(
+        *lens.blocks(found, hostile), title=hostile, viewport={"width": width, "height": 800}, color_scheme=scheme
+    )
+    headings = page.locator("h2").all_inner_texts()
+    for part in (
+        "How far back it looks",
+        "Where it is gathered",
+        "If the context is cut",
+        "Checked against perplexity",
+    ):
+        assert part in headings
+    assert page.locator("svg[role=img]").count() == 5
+    assert page.evaluate("typeof window.hacked") == "undefined"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert hostile in page.locator("body").inner_text()

@@ -162,7 +162,7 @@ def test_advice_says_what_can_be_said() -> None:
     assert "covers 100.0%" in said
     assert "reach exactly 50 tokens" in said
     said = " ".join(advise(field([300.0] + [1.0] * 99, 60), None, None))
-    assert "Not bounded at this length: 99 % of the gradient needs 100 of 100 tokens" in said
+    assert "Not bounded at this length: 99% of the gradient needs 100 of 100 tokens" in said
     assert "The first token alone holds 75%" in said
     assert "predicts nothing" in said
 
@@ -186,7 +186,7 @@ def test_the_smallest_context_and_window_within_one_percent() -> None:
     assert (window["tokens"], window["cache_saved"], window["cache_bytes"]) == (16, 1 - 16 / 256, 1600)
     assert Check(contexts, {8: evaluation({256: 0.5})}, None).smallest("window") is None
     said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, found))
-    assert "The smallest sliding window within 1 % of the best perplexity (context 128) is 16 tokens" in said
+    assert "The smallest sliding window within 1% of the best perplexity (context 128) is 16 tokens" in said
     assert "saves 94%" in said
 
 

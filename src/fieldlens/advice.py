@@ -77,7 +77,7 @@ class Check:
         return found | {f"window {w}": one.losses[longest].double().numpy() for w, one in self.windows.items()}
 
     def smallest(self, kind: str) -> dict[str, Any] | None:
-        """The smallest context, or window, whose perplexity is within 1 % of the best of all, with an interval."""
+        """The smallest context, or window, whose perplexity is within 1% of the best of all, with an interval."""
         losses = self.losses()
         best = min(losses, key=lambda name: float(losses[name].mean()))
         units_N, unit = units(self.contexts.documents)
@@ -152,7 +152,7 @@ def advise(found: ReceptiveField, theoretical: dict[str, Any] | None, checked: C
     tokens = ", ".join(f"{level:.0%} in the last {found.erf(level):,}" for level in LEVELS)
     if found.saturated:
         said.append(
-            f"Not bounded at this length: 99 % of the gradient needs {found.erf(0.99):,} of {found.length:,} tokens. "
+            f"Not bounded at this length: 99% of the gradient needs {found.erf(0.99):,} of {found.length:,} tokens. "
             "Nothing is advised from that: measure at a larger --length, or see the figures without the first token."
         )
     said.append(f"The gradient lies {tokens} of {found.length:,} tokens.")
@@ -172,7 +172,7 @@ def advise(found: ReceptiveField, theoretical: dict[str, Any] | None, checked: C
         )
     else:
         said.append(
-            f"The training length {found.train_length:,} covers {covered['share']:.1%} of it, not more than 99 %: "
+            f"The training length {found.train_length:,} covers {covered['share']:.1%} of it, not more than 99%: "
             "that predicts nothing about longer contexts."
         )
     if theoretical:
@@ -194,10 +194,10 @@ def _checked(checked: Check | None) -> list[str]:
         found = checked.smallest(kind)
         if found is None:
             continue
-        interval = f", 95 % {found['low']:.3f} to {found['high']:.3f}" if found["low"] and found["high"] else ""
+        interval = f", 95% {found['low']:.3f} to {found['high']:.3f}" if found["low"] and found["high"] else ""
         size = f" ({spoken_bytes(found['cache_bytes'])})" if found["cache_bytes"] else ""
         said.append(
-            f"The smallest {words} within 1 % of the best perplexity ({found['best']}) is {found['tokens']:,} tokens "
+            f"The smallest {words} within 1% of the best perplexity ({found['best']}) is {found['tokens']:,} tokens "
             f"(× {found['ratio']:.3f}{interval}); a cache of that size{size} saves {found['cache_saved']:.0%}."
         )
     return said

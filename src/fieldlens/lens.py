@@ -21,9 +21,9 @@ For each segment the gradient of log p(next token) is taken with respect to ever
 vector, divided by the sum over all tokens, is a token's **share**: how strongly a small change of that token would move
 the prediction, relative to the others.
 
-The **empirical receptive field** at 99 % is the number of most recent tokens that together hold more than 99 % of the
+The **empirical receptive field** at 99% is the number of most recent tokens that together hold more than 99% of the
 gradient. **Coverage** is the share inside the training length. The paper's principle: if training covered more than
-99 % of it, the model extrapolates. The reverse does not follow.
+99% of it, the model extrapolates. The reverse does not follow.
 
 The **theoretical receptive field** is how far windows could reach at all: Σ(w - 1) + 1 over layers.
 """
@@ -35,7 +35,7 @@ cuts the context instead, and `--check` measures perplexity.
 Many pretrained models park attention on the **first token**. That share carries no information, but it makes the
 receptive field look as long as the text. It is shown apart.
 
-If 99 % needs more than nine tenths of the length, the field is **not bounded** at this length; a larger `--length` may
+If 99% needs more than nine tenths of the length, the field is **not bounded** at this length; a larger `--length` may
 bound it, or nothing may.
 
 Few segments, or segments from one document, say little about other texts. The quartiles show how far segments differ.
@@ -61,7 +61,7 @@ def summary(found: Sequence[Measurement]) -> Sheet:
             ]
         )
     length = found[0].field.length
-    title = f"most recent tokens that hold 50, 90, 95, 99 % of the gradient, of {length:,}"
+    title = f"most recent tokens that hold 50, 90, 95, 99% of the gradient, of {length:,}"
     notes = [f"{one.name}: {sentence}" for one in found for sentence in advice(one)]
     return Sheet(columns, rows, title, notes)
 
@@ -88,13 +88,21 @@ def write(found: Sequence[Measurement], out: Path, command: Sequence[str]) -> No
 def page(found: Sequence[Measurement], command: str) -> str:
     """The report."""
     names = ", ".join(dict.fromkeys(one.name for one in found))
+    asked, data, versions = (found[0].about[key] for key in ("asked", "data", "versions"))
+    where = f"{asked['segments']} segments of {asked['length']:,} tokens from {data['corpus']}"
+    footer = {"made with": f"fieldlens {versions['fieldlens']}"}
+    return report.page(f"How far back {names} looks", where, blocks(found, command), footer)
+
+
+def blocks(found: Sequence[Measurement], command: str) -> list[report.Block]:
+    """What the report says, piece by piece."""
     defined = [one for one in found if not one.field.status]
     colours = dict(zip(map(id, found), draw.tints([one.spec for one in found]), strict=True))
-    blocks: list[report.Block] = []
+    said: list[report.Block] = []
     for one in found:
-        blocks += _headline(one, colours[id(one)][0], many=len(found) > 1)
+        said += _headline(one, colours[id(one)][0], many=len(found) > 1)
     if defined:
-        blocks += [
+        said += [
             *_curves(defined, colours),
             *_table(defined),
             *_profiles(defined, colours),
@@ -103,14 +111,7 @@ def page(found: Sequence[Measurement], command: str) -> str:
             *_checks(defined, colours),
             *_heats(defined, colours),
         ]
-    blocks += [*_meaning(), *_made(found, command)]
-    asked = found[0].about["asked"]
-    data = found[0].about["data"]
-    where = f"{asked['segments']} segments of {asked['length']:,} tokens from {data['corpus']}"
-    versions = found[0].about["versions"]
-    return report.page(
-        f"How far back {names} looks", where, blocks, {"made with": f"fieldlens {versions['fieldlens']}"}
-    )
+    return [*said, *_meaning(), *_made(found, command)]
 
 
 Colours = dict[int, tuple[str, str]]
@@ -151,7 +152,7 @@ def _curves(found: Sequence[Measurement], colours: Colours) -> list[report.Block
             trained[one.field.train_length] = report.Mark(
                 one.field.train_length, f"trained at {one.field.train_length:,}"
             )
-    marks = [*trained.values(), report.Mark(0.99, "99 %", "y")]
+    marks = [*trained.values(), report.Mark(0.99, "99%", "y")]
     chart = report.chart(
         "Share of the gradient held by the most recent tokens",
         report.Axis("most recent tokens", log=True, toggle=True, format="tokens"),
@@ -164,24 +165,23 @@ def _curves(found: Sequence[Measurement], colours: Colours) -> list[report.Block
 
 
 def _table(found: Sequence[Measurement]) -> list[report.Block]:
-    columns = ["model", "length", *(f"{level:.0%}" for level in LEVELS), "99 % without first", "first token"]
-    columns += ["trained at", "coverage", "theoretical"]
+    columns = ["model", *(f"{level:.0%}" for level in LEVELS), "99% less first", "first token"]
+    columns += ["trained at", "coverage", "windows reach"]
     rows = []
     for one in found:
         field, share, reach = one.field, coverage(one.field)["share"], one.about["theoretical"]
         rows.append(
             [
                 one.name,
-                f"{field.length:,}",
                 *(f"{field.erf(level):,}" for level in LEVELS),
                 f"{field.erf(0.99, without_first=True):,}",
                 f"{field.first_share:.1%}",
                 f"{field.train_length:,}" if field.train_length else "unknown",
                 "–" if share is None else f"{share:.1%}",
-                f"{reach['exact']:,} (paper: {reach['paper']:,})" if reach else "all",
+                f"{reach['exact']:,}" if reach else "all",
             ]
         )
-    notes = ["Tokens that hold so much of the gradient; theoretical: how far windows can reach at all."]
+    notes = ["Most recent tokens that hold so much of the gradient; less first: with the first token left out."]
     sheet = Sheet(columns, rows, "", notes)
     copies = {"Markdown": sheet.markdown(), "LaTeX": sheet.latex()}
     return [report.table(columns, rows, "Receptive fields", notes, copies)]
@@ -292,7 +292,7 @@ def _checks(found: Sequence[Measurement], colours: Colours) -> list[report.Block
             report.Mark(n, f"trained at {n:,}")
             for n in sorted({o.field.train_length for o in checked if o.field.train_length})
         ],
-        "The same targets throughout; bands are 95 % over documents.",
+        "The same targets throughout; bands are 95% over documents.",
     )
     table = report.table(["model", "coverage predicts", "perplexity"], rows, "Prediction against measurement")
     return [report.heading("Checked against perplexity"), chart, table]

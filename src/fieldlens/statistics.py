@@ -183,7 +183,7 @@ def _studentised(documents: _Documents, resamples: int, seed: int) -> tuple[floa
     size, rng = len(e_G), np.random.default_rng(seed)
     moments_GM = np.stack([n_G, e_G, e_G**2, e_G * n_G, n_G**2], 1)
 
-    # Why |t|: 3 to 6 % false positives at 20 documents, heavy-tailed or skewed; percentiles give 9 %, signed t up to 8.
+    # Why |t|: 3 to 6 % false positives at 20 documents, heavy-tailed or skewed; percentiles 9 %, signed t 8 %.
     def draw(rows: int) -> Floats:
         picks_RG = rng.integers(size, size=(rows, size)) + size * np.arange(rows)[:, None]
         times_RG = np.bincount(picks_RG.ravel(), minlength=rows * size).reshape(rows, size)
