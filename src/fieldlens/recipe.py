@@ -38,6 +38,8 @@ class Recipe:
         Attention heads.
     tied
         Share the embedding's weights with the head.
+    init_std
+        Deviation of the weights at the start.
     length
         Training length: input tokens per sequence.
     batch
@@ -75,6 +77,7 @@ class Recipe:
     width: int = 768
     heads: int = 12
     tied: bool = False
+    init_std: float = 0.02
     length: int = 512
     batch: int = 32
     accumulation: int = 1

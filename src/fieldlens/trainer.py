@@ -151,5 +151,5 @@ def shape(recipe: Recipe, vocabulary: int) -> Config:
     padded = -(-vocabulary // recipe.pad_vocabulary) * recipe.pad_vocabulary
     return Config(
         scheme=recipe.scheme, layers=recipe.layers, width=recipe.width, heads=recipe.heads, vocabulary=padded,
-        tied=recipe.tied, train_length=recipe.length,
+        tied=recipe.tied, init_std=recipe.init_std, train_length=recipe.length,
     )  # fmt: skip
