@@ -32,18 +32,23 @@ def race(candidates: Mapping[str, Callable[[], Any]], rounds: int, what: str) ->
 
 def peak_memory(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> float:
     """Megabytes that a call needs beyond its inputs, in a fresh process: prepare(*arguments) returns the call."""
+    return once(prepare, *arguments)[0]
+
+
+def once(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> tuple[float, float]:
+    """The same, and the seconds of that one call."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        return pool.apply(_peak, (prepare, *arguments))
+        return pool.apply(_once, (prepare, *arguments))
 
 
-def _peak(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> float:
+def _once(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> tuple[float, float]:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     run = prepare(*arguments)
-    before = _status("VmRSS")
+    before, start = _status("VmRSS"), time.perf_counter()
     run()
-    return _status("VmHWM") - before
+    return _status("VmHWM") - before, time.perf_counter() - start
 
 
 def _status(key: str) -> float:

@@ -33,6 +33,7 @@ def _seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
+    torch.set_flush_denormal(False)  # the command line sets it, and hypothesis notices
 
 
 @pytest.fixture

@@ -508,12 +508,12 @@ def measurement(name: str) -> Measurement:
     heats = [Heat([name, " a", "\n"] * 20, rng.random(60).tolist(), name, 0.4) for _ in range(8)]
     probe = {"cuts": [1, 8, 64], "loss": [3.0, 2.0, 1.0], "divergence": [2.0, 1.0, 0.0]}
     evaluation = Evaluation(
-        {"model": {"name": name, "train_length": 32}, "protocol": {"same_targets": True}},
+        {"model": {"name": name, "train_length": 32}, "protocol": {"same_targets": True}, "segments": 40},
         {n: torch.from_numpy(rng.random(40) + 1) for n in (16, 32, 64)},
         [Anchor(n // 4, n) for n in range(40)],
     )
     layers = {1: rng.random(64), 2: rng.random(64)}
-    return Measurement(about, field, layers, heats, probe, Check(evaluation, {8: evaluation}, 100))
+    return Measurement(about, field, layers, heats, probe, Check(evaluation, {8: evaluation}, 100, 64))
 
 
 @pytest.mark.parametrize("width", [360, 1200])

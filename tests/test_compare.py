@@ -16,6 +16,7 @@ from fieldlens.errors import BadInput
 from fieldlens.evaluation import Evaluation
 from fieldlens.protocols import Anchor
 from fieldlens.sheet import Sheet, records_csv
+from fieldlens.statistics import bootstrap_difference, holm
 
 
 def evaluation(scheme: str, seed: int, shift: float = 0.0, noise: float = 0.02, **about: Any) -> Evaluation:
@@ -106,9 +107,58 @@ def _seeded(one: Evaluation, name: str, seed: int) -> dict[str, Any]:
     return {**one.about["model"], "name": name, "recipe": recipe}
 
 
+def test_copies_get_no_mark_even_alone() -> None:
+    same = evaluation("a", 0)
+    moved = {n: losses + 0.1 for n, losses in same.losses.items()}
+    copies = [Evaluation({**same.about, "model": _seeded(same, "a", s)}, same.losses, same.targets) for s in SEEDS]
+    shifted = [Evaluation({**same.about, "model": _seeded(same, "c", s)}, moved, same.targets) for s in SEEDS]
+    found = compare([*copies, *shifted])
+    assert {cell["mark"] for cell in found.cells} == {""}
+    assert "over seeds" in found.notes()[0]
+    assert "one seed" not in found.notes()[0]
+
+
+def test_a_model_without_a_seed_is_compared_with_every_seed() -> None:
+    foreign = evaluation("b", 1, 0.05)
+    del foreign.about["model"]["recipe"]
+    found = compare([evaluation("a", 1), evaluation("a", 2), foreign])
+    assert [row["seed"] for row in found.within if row["length"] == 64] == [1, 2]
+    assert not any("no result" in note for note in found.notes())
+    alone = compare([evaluation("a", 1), foreign])
+    assert {cell["mark"] for cell in alone.cells if cell["group"] == "b"} == {"†"}
+
+
+def test_holm_runs_over_all_groups_and_lengths() -> None:
+    groups = [[evaluation(name, s, shift) for s in SEEDS] for name, shift in (("a", 0), ("b", 0.01), ("c", 0.02))]
+    found = compare([one for group in groups for one in group])
+    tested = [cell for cell in found.cells if cell["group"] != "a"]
+    assert [cell["p_holm"] for cell in tested] == holm([cell["p"] for cell in tested])
+    assert [row["p_holm"] for row in found.within] == holm([row["p"] for row in found.within])
+    row, ours, theirs = found.within[0], groups[1][0], groups[0][0]
+    _, boot = bootstrap_difference((ours.losses[64] - theirs.losses[64]).numpy(), ours.documents)
+    assert row["p_bootstrap"] == boot.p
+
+
+def test_few_documents_stay_documents() -> None:
+    few = [evaluation(name, 1, shift) for name, shift in (("a", 0), ("b", 0.5))]
+    few = [Evaluation(one.about, one.losses, [Anchor(t.document // 7, t.offset) for t in one.targets]) for one in few]
+    found = compare(few)
+    assert found.within[0]["resampled"] == "documents"
+    assert found.within[0]["units"] == 3
+    assert {cell["mark"] for cell in found.cells} == {""}  # three documents cannot convince
+
+
+def test_a_repaired_seed_counts_and_windows_tell_groups_apart() -> None:
+    assert compare([diverged("a", 1), evaluation("a", 1)]).groups[0].diverged() == []
+    names = [group.name for group in compare([evaluation("a", 1), evaluation("a", 1, 0.1, window=8)]).groups]
+    assert names == ["a (cache window None)", "a (cache window 8)"]
+
+
 def test_different_targets_are_refused() -> None:
     with pytest.raises(BadInput, match="a and b were not evaluated on the same targets: they differ in target_seed"):
         compare([evaluation("a", 0), evaluation("b", 0, target_seed=1)])
+    with pytest.raises(BadInput, match="they differ in segments"):
+        compare([evaluation("a", 0), evaluation("a", 0, segments=7)])
     with pytest.raises(BadInput, match="nothing to compare"):
         compare([])
     with pytest.raises(BadInput, match="two different results for a with seed 0"):
@@ -134,7 +184,9 @@ def test_sheets_come_in_every_format() -> None:
     assert len(rows) == 4
     assert float(rows[2]["p"]) == found.cells[2]["p"]
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["reference"] == "a_1"
-    assert found.tests().rows
+    over, within = found.tests()
+    assert len(over.rows) == 2
+    assert len(within.rows) == 2 * 5
 
 
 def test_hostile_names_are_only_text() -> None:

@@ -1,6 +1,7 @@
 """fieldlens evaluate and compare, as a user calls them, on runs trained here."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from families import build
 from training import write_corpus
 
 from fieldlens.cli import main
+from fieldlens.evaluate import read_text
+from fieldlens.evaluation import read_evaluation
 from fieldlens.recipe import recipe
 from fieldlens.train import train
 
@@ -41,7 +44,8 @@ def _here(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def ask(*words: object) -> None:
-    main(["evaluate", *map(str, words), "--lengths", "8,64", "--segments", "30", "--threads", "1"])
+    lengths = [] if "--lengths" in words else ["--lengths", "8,64"]
+    main(["evaluate", *map(str, words), *lengths, "--segments", "30", "--threads", "1"])
 
 
 def test_two_runs_from_command_to_comparison(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,8 +64,10 @@ def test_two_runs_from_command_to_comparison(home: Path, tmp_path: Path, capsys:
     assert "sandwich" in out
     assert "none:window=4" in out
     assert {path.name for path in (tmp_path / "c").iterdir()} == {
-        f"comparison.{ending}" for ending in ("md", "tex", "csv", "json", "png", "svg")
-    }
+        "comparison-tests.csv", *(f"comparison.{ending}" for ending in ("md", "tex", "csv", "json", "png", "svg"))
+    }  # fmt: skip
+    main(["compare", str(tmp_path / "c"), first["file"], "--format", "csv"])  # other JSON in a folder is passed over
+    capsys.readouterr()
     for style in ("markdown", "latex", "csv"):
         main(["compare", str(tmp_path / "evaluations"), "--format", style])
         assert "sandwich" in capsys.readouterr().out
@@ -84,6 +90,73 @@ def test_a_run_that_diverged_is_a_result(home: Path, tmp_path: Path, capsys: pyt
     main(["compare", str(tmp_path / "evaluations"), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["groups"]["sandwich"] == {"seeds": [7, 1235], "diverged": [7]}
+
+
+def test_what_diverged_is_shown_in_every_way(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask(home / "diverged", "--json")
+    assert json.loads(capsys.readouterr().out)[0]["state"] == "diverged"
+    ask(home / "diverged", "--align", "bytes")
+    assert "plot" not in capsys.readouterr().out
+    ask(home / SPECS[0], home / "diverged", "--window", "8", "--out", tmp_path / "w")
+    capsys.readouterr()
+    main(["compare", str(tmp_path / "w"), "--json"])
+    assert list(json.loads(capsys.readouterr().out)["groups"]) == ["sandwich"]
+
+
+def test_a_training_length_that_is_given_counts_for_what_is_there_too(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for length in (32, 8):
+        ask(home / SPECS[0], "--train-length", length, "--lengths", "8,32,64", "--json")
+        (found,) = json.loads(capsys.readouterr().out)
+        assert found["verdict"]["train_length"] == length
+
+
+def test_a_damaged_model_is_refused(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(home / SPECS[0], tmp_path / "damaged")
+    file = tmp_path / "damaged" / "model" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 64
+    file.write_bytes(data)
+    with pytest.raises(SystemExit, match="2"):
+        ask(tmp_path / "damaged")
+    assert "the model folder is damaged" in capsys.readouterr().err
+
+
+def test_a_tokenizer_s_beginning_and_the_text_s_bytes_reach_the_result(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenizers import Tokenizer, processors
+
+    build("llama", vocab_size=512).save_pretrained(tmp_path / "llama")
+    shutil.copy(home / SPECS[0] / "model" / "tokenizer_config.json", tmp_path / "llama")
+    tokenizer = Tokenizer.from_file(str(home / SPECS[0] / "model" / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    tokenizer.save(str(tmp_path / "llama" / "tokenizer.json"))
+    ask(tmp_path / "llama", "--corpus", home / "corpus", "--json")
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["bos"] == 0
+    one = read_evaluation(Path(found["file"]))
+    text = read_text(str(home / "corpus"), "test", tmp_path / "llama", progress=False)
+    pieces = [tokenizer.decode([int(text.documents[d][o])]).encode() for d, o in one.targets]
+    assert one.sizes is not None
+    assert one.sizes.tolist() == [len(piece) for piece in pieces]
+    assert 0 not in {int(text.documents[d][o]) for d, o in one.targets}  # the end of text is no target
+    bits = float(one.losses[64].double().sum()) / math.log(2) / sum(map(len, pieces))
+    assert found["results"][-1]["bits_per_byte"] == pytest.approx(bits)
+
+
+def test_other_text_and_other_weights_are_other_results(home: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(home / "corpus", other)
+    for file in other.iterdir():
+        file.write_text(file.read_text()[::-1])
+    ask(home / SPECS[0])
+    ask(home / SPECS[0], "--corpus", other)
+    ask(home / SPECS[1])
+    assert len(list((tmp_path / "evaluations").glob("*.json"))) == 3
 
 
 def test_bytes_align_models_with_different_tokenizers(
@@ -124,6 +197,7 @@ def test_a_transformers_folder_with_a_tokenizer(home: Path, tmp_path: Path, caps
         (["--protocol", "sliding", "--stride", "99"], "stride is 99: from 1 to the shortest length, 8"),
         (["--protocol", "by-position", "--align", "bytes"], "--align bytes goes with the protocol last-token"),
         (["--window", "0"], "window"),
+        (["--batch", "0"], "batch is 0"),
         (["--train-length", "0"], "train length is 0"),
         (["--corpus", "stdlb"], "unknown corpus 'stdlb': did you mean 'stdlib'"),
     ],

@@ -17,6 +17,7 @@ from fieldlens.errors import BadInput
 from fieldlens.evaluation import NoMemory, Plan, Undefined, evaluate, read_evaluation
 from fieldlens.huggingface import FieldlensForCausalLM
 from fieldlens.protocols import PROTOCOLS, protocol
+from fieldlens.statistics import bootstrap_mean, holm, sign_flip
 from fieldlens.subject import Ours, Plain
 from fieldlens.verdict import judge
 
@@ -69,7 +70,7 @@ def test_losses_are_those_of_the_full_forward(name: str, kind: str) -> None:
     """Every loss, found again by one plain forward pass over its own context."""
     model = decoder() if kind == "ours" else build(kind)
     plain = FieldlensForCausalLM.of(model) if isinstance(model, Decoder) else model
-    tokens = [text(150), text(120, 1)]
+    tokens = [text(400), text(400, 1)]
     options = {"sliding": {"stride": 6}, "last-k": {"k": 8}}.get(name, {})
     found = fieldlens.perplexity(model, tokens, [8, 50], 7, name, **options)
     one = protocol(name, **options)
@@ -257,7 +258,7 @@ def test_the_golden_protocols() -> None:
 
     model = fieldlens.huggingface.FieldlensForCausalLM.from_pretrained(GOLDEN / "model").double()
     known = json.loads((GOLDEN / "protocols.json").read_text())
-    tokens = [text(n, n, 64) for n in (90, 130, 400, 33)]
+    tokens = [text(n, n, 64) for n in (200, 700, 1000, 33)]
     for name, cls in PROTOCOLS.items():
         options = {"sliding": {"stride": 4}, "last-k": {"k": 4}}.get(name, {})
         key = f"{name} version {cls.version}"
@@ -289,22 +290,112 @@ def losses_of(shifts: dict[int, float], noise: float = 0.05) -> tuple[dict[int, 
     ],
 )
 def test_verdicts(shifts: dict[int, float], verdict: str, first: int | None) -> None:
-    found = judge(*losses_of(shifts), 128)
+    losses, documents = losses_of(shifts)
+    found = judge(losses, documents, "documents", 128)
     assert (found["verdict"], found["first"]) == (verdict, first)
     assert found["resampled"] == "documents"
     assert [row["length"] for row in found["evidence"]] == [n for n in shifts if n > 128]
-    assert all(row["p"] <= row["p_holm"] for row in found["evidence"])
+    assert [row["p_holm"] for row in found["evidence"]] == holm([row["p"] for row in found["evidence"]])
+    last = found["evidence"][-1]
+    flipped = sign_flip(losses[last["length"]] - losses[128], documents)
+    assert (last["p"], last["difference"]) == (flipped.p, flipped.difference)
 
 
 def test_a_verdict_needs_a_training_length_and_something_beyond() -> None:
     losses, documents = losses_of({128: 0, 256: 1})
-    assert "not known" in judge(losses, documents, None)["reason"]
-    assert "training length 64 itself" in judge(losses, documents, 64)["reason"]
-    assert "training length 256 or more" in judge(losses, documents, 256)["reason"]
+    assert "not known" in judge(losses, documents, "documents", None)["reason"]
+    assert "training length 64 itself" in judge(losses, documents, "documents", 64)["reason"]
+    assert "training length 256 or more" in judge(losses, documents, "documents", 256)["reason"]
 
 
 def test_identical_losses_hold_and_few_documents_are_said() -> None:
     losses, documents = losses_of({128: 0, 256: 0}, noise=0)
-    assert judge(losses, documents, 128)["verdict"] == "holds"
-    found = judge(*(losses_of({128: 0, 256: 0.1})[0], np.zeros(400, int)), 128)
-    assert found["resampled"] == "tokens"
+    assert judge(losses, documents, "documents", 128)["verdict"] == "holds"
+    one = fieldlens.perplexity(decoder(), text(900), [8, 16, 32], 5, "last-k", k=4)
+    assert one.verdict["resampled"] == "segments"
+    assert one.units()[0].tolist() == np.repeat(np.arange(5), 4).tolist()
+    many = fieldlens.perplexity(decoder(), [text(100, n) for n in range(12)], [8, 16, 32], 60)
+    assert many.verdict["resampled"] == "documents"
+    assert many.rows()[0]["resampled"] == "documents"
+
+
+def test_no_target_is_drawn_twice() -> None:
+    for name in PROTOCOLS:
+        found = fieldlens.perplexity(uniform, text(3000, vocabulary=512), [32, 64], 20, name)
+        assert len(set(found.targets)) == len(found.targets)
+
+
+def test_sliding_and_non_overlapping_predict_the_same_tokens() -> None:
+    one, other = (fieldlens.perplexity(uniform, text(3000, vocabulary=512), [32, 64], 9, name) for name in STRETCHES)
+    assert one.targets == other.targets
+
+
+STRETCHES = ("sliding", "non-overlapping")
+
+
+def test_a_hopeless_model_has_an_infinite_perplexity() -> None:
+    def hopeless(ids_BT: Tensor) -> Tensor:
+        logits_BTV = torch.zeros(*ids_BT.shape, VOCABULARY, dtype=torch.float64)
+        logits_BTV[..., 96] = 1e4
+        return logits_BTV
+
+    found = fieldlens.perplexity(hopeless, text(200) % 90, [4, 8], 10)
+    assert found.table == {4: math.inf, 8: math.inf}
+    assert found.to_json()["results"][0]["perplexity"] is None
+    found.plot()
+
+
+def test_the_interval_is_in_perplexity_and_holds_it() -> None:
+    found = fieldlens.perplexity(decoder(), [text(100, n) for n in range(12)], [8, 16], 60)
+    for row in found.rows():
+        low, high = bootstrap_mean(found.losses[row["length"]].double().numpy(), found.documents)
+        assert (row["low"], row["high"]) == (math.exp(low), math.exp(high))
+        assert row["low"] < row["perplexity"] < row["high"]
+
+
+def test_a_user_gets_the_model_back_as_it_was() -> None:
+    model = decoder().train()
+    fieldlens.perplexity(model, text(100), [8], 5)
+    assert all(module.training for module in model.modules())
+
+
+def test_results_name_their_text_and_weights() -> None:
+    about = [fieldlens.perplexity(decoder(), text(100, n), [8], 5).about for n in (0, 0, 1)]
+    assert about[0]["data"] == about[1]["data"] != about[2]["data"]
+    assert about[0]["model"]["weights"] != about[1]["model"]["weights"]  # two random decoders
+
+
+def test_an_estimate_comes_after_the_first_text() -> None:
+    heard: list[dict[str, float]] = []
+    plan = Plan(protocol("last-token"), (8, 16), 40)
+    evaluate(
+        Ours(decoder()),
+        [text(300).numpy()],
+        plan,
+        about={"model": {"name": "x", "train_length": None}},
+        watch=heard.append,
+    )
+    assert "estimate" in heard[0]
+    assert 0 < heard[0]["estimate"] < 60
+    assert heard[0]["memory"] > 0
+    assert heard[-1]["done"] == pytest.approx(heard[-1]["total"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda about: about.pop("lengths"), "not a whole result"),
+        (lambda about: about.pop("model"), "not a whole result"),
+        (lambda about: about.update(targets=3), "targets are announced"),
+        (lambda about: about.update(lengths=[8]), "not a whole result"),
+        (lambda about: about.update(kind="x"), "not the result of an evaluation"),
+        (lambda about: about["model"].update(recipe={"seed": "x"}), "not a whole result"),
+    ],
+)
+def test_results_that_are_not_whole_are_refused(change: object, message: str, tmp_path: Path) -> None:
+    fieldlens.perplexity(decoder(), text(100), [8, 16], 5).save(tmp_path / "one.json")
+    about = json.loads((tmp_path / "one.json").read_text())
+    change(about)  # type: ignore[operator]
+    (tmp_path / "one.json").write_text(json.dumps(about))
+    with pytest.raises(BadInput, match=message):
+        read_evaluation(tmp_path / "one.json")

@@ -56,8 +56,8 @@ def test_two_runs_from_command_to_report(home: Path, tmp_path: Path, capsys: pyt
     assert window["receptive_field"]["erf"]["0.99"]["tokens"] <= 7
     assert window["coverage"] == {"share": pytest.approx(1.0), "predicts": "extrapolates", "reason": ""}
     assert window["check"]["verdict"]["verdict"] == "holds"
-    assert window["check"]["smallest_window"]["tokens"] == 8  # 4 was not tried, and more than 4 changes nothing
-    assert window["check"]["smallest_window"]["cache_bytes"] == 8 * 2 * 2 * 32 * 4
+    assert [row["window"] for row in window["check"]["windows"]] == [2]  # what it has is not offered
+    assert window["check"]["smallest_context"]["cache_bytes"] <= 4 * 2 * 2 * 32 * 4
     assert [row["layer"] for row in alibi["layers"]] == [1, 2]
     assert alibi["probe"]["cuts"] == [1, 2, 4, 8, 16, 32, 64, 96]
     assert alibi["probe"]["divergence"][-1] == pytest.approx(0, abs=1e-9)
@@ -130,6 +130,38 @@ def test_learned_positions_bound_the_length(home: Path, tmp_path: Path, capsys: 
     assert found["coverage"]["reason"].startswith("measured at 64 tokens, not beyond")
 
 
+def test_a_short_text_is_measured_at_what_it_has(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("abc def gha bcd efg h " * 30)
+    main(["measure", str(home / "alibi"), "--text", "short.txt", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert 20 < found["asked"]["length"] < 600
+
+
+def test_the_check_keeps_the_window_and_models_keep_their_names(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(home / "alibi", tmp_path / "twin")
+    ask(home / "alibi", tmp_path / "twin", "--window", "8", "--check", "--targets", "20", "--plain", "--json")
+    first, second = json.loads(capsys.readouterr().out)
+    assert [first["model"]["name"], second["model"]["name"]] == ["alibi (alibi)", "alibi (twin)"]
+    assert first["theoretical"]["exact"] == 2 * 7 + 1
+    assert [row["window"] for row in first["check"]["windows"]] == [2, 4]
+    assert first["check"]["verdict"]["evidence"][0]["difference"] == 0
+    assert first["layers"] == []
+
+
+def test_a_bad_second_model_and_a_file_for_a_folder_are_found_first(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([home / "alibi", "nothing"], [home / "alibi", "--out", tmp_path / "file"]):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(SystemExit, match="2"):
+            ask(*words)
+        assert not (tmp_path / "lens").exists()
+
+
 def test_a_dead_model_is_a_status_and_exit_3(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = build("llama", vocab_size=512)
     with torch.no_grad():
@@ -163,31 +195,47 @@ def test_advice_says_what_can_be_said() -> None:
     assert "reach exactly 50 tokens" in said
     said = " ".join(advise(field([300.0] + [1.0] * 99, 60), None, None))
     assert "Not bounded at this length: 99% of the gradient needs 100 of 100 tokens" in said
-    assert "The first token alone holds 75%" in said
+    assert "The first token alone holds 75%, probably an attention sink" in said
     assert "predicts nothing" in said
+    lost = ReceptiveField(np.array([[np.nan] * 4, [0.0, 0.0, 0.0, 1.0]]), reason="it is broken", train_length=2)
+    assert "1 of 2 segments have no receptive field (it is broken)" in " ".join(advise(lost, None, None))
+
+
+def test_what_is_not_bounded_predicts_nothing() -> None:
+    found = coverage(field([1.0] * 1030, 1024))
+    assert found["share"] > 0.99
+    assert found["predicts"] is None
+    assert "should hold" not in " ".join(advise(field([1.0] * 1030, 1024), None, None))
+
+
+def test_a_beginning_does_not_invent_coverage() -> None:
+    found = ReceptiveField(np.ones((1, 513)), train_length=512, bos=True)
+    assert coverage(found)["reason"] == "measured at 512 tokens, not beyond the training length 512"
 
 
 def evaluation(losses: dict[int, float], documents: int = 12) -> Evaluation:
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 1e-4, documents * 5)
     targets = [Anchor(d, o) for d in range(documents) for o in range(5)]
-    about = {"model": {"name": "x", "train_length": 64}, "protocol": {"same_targets": True}}
+    about = {"model": {"name": "x", "train_length": 64}, "protocol": {"same_targets": True}, "segments": 60}
     return Evaluation(about, {n: torch.from_numpy(3 + loss + noise * n) for n, loss in losses.items()}, targets)
 
 
 def test_the_smallest_context_and_window_within_one_percent() -> None:
     contexts = evaluation({32: 0.2, 64: 0.009, 128: 0.0, 256: 0.4})
-    found = Check(contexts, {8: evaluation({256: 0.011}), 16: evaluation({256: 0.005})}, cache_bytes=100)
+    found = Check(contexts, {8: evaluation({256: 0.011}), 16: evaluation({256: 0.005})}, cache_bytes=100, own=256)
     context, window = found.smallest("context"), found.smallest("window")
     assert context is not None
     assert window is not None
     assert (context["tokens"], context["best"]) == (64, "context 128")
     assert context["low"] < context["ratio"] < context["high"]
     assert (window["tokens"], window["cache_saved"], window["cache_bytes"]) == (16, 1 - 16 / 256, 1600)
-    assert Check(contexts, {8: evaluation({256: 0.5})}, None).smallest("window") is None
+    assert Check(contexts, {8: evaluation({256: 0.5})}, None, 256).smallest("window") is None
+    nothing_kept = Check(contexts, {16: evaluation({256: 0.005})}, None, 256)
+    assert "saves" not in " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, nothing_kept))
     said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, found))
     assert "The smallest sliding window within 1% of the best perplexity (context 128) is 16 tokens" in said
-    assert "saves 94%" in said
+    assert "a cache of that size, 1.56 KiB, saves 94%" in said
 
 
 def test_the_profile_is_an_average_over_growing_bins() -> None:

@@ -53,9 +53,18 @@ def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch
 
 def test_a_run_that_is_not_finished_has_no_model(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text('{"state": "stopped"}')
-    (tmp_path / "config.json").write_text('{"recipe": {"scheme": "alibi"}}')
+    recipe = {"scheme": "alibi", "corpus": "stdlib", "seed": 1}
+    (tmp_path / "config.json").write_text(json.dumps({"recipe": recipe, "experiment": {}, "address": "x"}))
     with pytest.raises(BadInput, match="is a run without a model: it is stopped; fieldlens train --resume"):
         find(str(tmp_path))
+
+
+def test_a_run_folder_that_is_none_of_ours_is_one_line(tmp_path: Path) -> None:
+    for status, config in (("{}", "{}"), ("[]", "{}"), ('{"state": "finished"}', '{"recipe": 3}')):
+        (tmp_path / "status.json").write_text(status)
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(BadInput, match="is not"):
+            find(str(tmp_path))
 
 
 def _change(folder: Path, name: str, value: torch.Tensor | None) -> None:

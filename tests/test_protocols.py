@@ -18,14 +18,16 @@ def example(name: str) -> Protocol:
 @pytest.mark.parametrize("name", PROTOCOLS)
 @given(seed=st.integers(0, 1000))
 def test_windows_lie_inside_their_documents(name: str, seed: int) -> None:
-    one, documents = example(name), [40, 60, 200, 51, 150]
-    anchors = draw(eligible(documents, one, 50), 20, seed)
-    assert len(set(anchors)) == 20
+    one, documents = example(name), [40, 160, 400, 51, 350]
+    anchors = draw(eligible(documents, one, 50), 8, seed)
+    assert len(set(anchors)) == 8
     for anchor in anchors:
         for length in LENGTHS:
             for window in one.windows(anchor, length, 50):
                 assert 0 <= window.start < window.stop < documents[window.document]
                 assert 1 <= window.scored <= window.stop - window.start <= length
+    targets = [t for a in anchors for w in one.windows(a, 50, 50) for t in w.targets()]
+    assert len(set(targets)) == len(targets)
 
 
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "by-position"])

@@ -61,6 +61,7 @@ def test_uniform_attention_and_the_rule_for_ties(length: int, tokens: int) -> No
 def test_one_window(window: int, tokens: int) -> None:
     found = field_of(Mixing(ones(window)), 512)
     assert found.erf(0.99) == tokens == math.floor(0.99 * window + 1e-9) + 1
+    assert (found.share[-window:] - 1 / window).abs().max() < 1e-12
     assert float(found.share[: 512 - window].abs().max()) == 0
 
 
@@ -74,10 +75,23 @@ def test_one_layer_of_alibi(slope: float, length: int, tokens: int) -> None:
     assert found.erf(0.99) == tokens
 
 
-@pytest.mark.parametrize(("window", "plain", "residual"), [(40, 327, 228), (80, 659, 459)])
+@pytest.mark.parametrize(
+    ("window", "plain", "residual"),
+    [(40, 327, 228), (80, 659, 459), (100, 825, 575), (120, 991, 691), (160, 1323, 922), (320, 2652, 1847)],
+)
 def test_twelve_windows_one_on_another(window: int, plain: int, residual: int) -> None:
-    assert field_of(Mixing(ones(window), 12), 13 * window).erf(0.99) == plain
-    assert field_of(Mixing(ones(window), 12, residual=True), 13 * window).erf(0.99) == residual
+    """The gradient is a box convolved with itself twelve times, or (I + box)^12 / 2^12."""
+    for tokens, more in ((plain, False), (residual, True)):
+        found = field_of(Mixing(ones(window), 12, residual=more), 13 * window)
+        kernel_N = np.full(window, 1 / window)
+        expected_N = np.ones(1)
+        for _ in range(12):
+            spread_N = np.convolve(expected_N, kernel_N)
+            still_N = np.pad(expected_N, (0, len(spread_N) - len(expected_N)))
+            expected_N = (spread_N + still_N) / 2 if more else spread_N
+        recent_N = found.share.flip(0).numpy()
+        assert np.abs(recent_N[: len(expected_N)] - expected_N[: len(recent_N)]).max() < 1e-12
+        assert found.erf(0.99) == tokens
 
 
 def test_a_model_that_reads_one_token() -> None:
@@ -103,7 +117,7 @@ def test_no_dependence_is_a_status_never_a_number() -> None:
     with torch.no_grad():
         model.head.weight.fill_(1.0)
         model.embedding.weight[3] = math.nan
-    assert field_of(model, 40).status
+    assert "not finite" in field_of(model, 40).status
 
 
 def test_some_undefined_segments_are_counted_and_left_out() -> None:
@@ -137,7 +151,26 @@ def test_the_first_token_is_shown_apart() -> None:
     assert found.first_share == pytest.approx(900 / 999)
     assert found.erf(0.5) == 100
     assert found.erf(0.5, without_first=True) == 50
-    assert found.saturated
+    assert found.saturated()
+    assert found.has_sink
+    even = ReceptiveField(np.ones((1, 8)))
+    assert even.first_share > 0.1
+    assert not even.has_sink
+
+
+def test_a_beginning_is_not_counted() -> None:
+    norms_T = np.ones((1, 101))
+    found = ReceptiveField(norms_T, bos=True, train_length=100)
+    assert (found.length, found.first, found.erf(0.99)) == (100, 2, 100)
+    assert found.first_share == pytest.approx(2 / 101)
+
+
+def test_without_the_first_token_nothing_may_be_left() -> None:
+    for average in ("shares", "norms"):
+        found = ReceptiveField(np.array([[1.0, 0.0, 0.0]]), average)
+        assert not found.stands_alone
+        assert found.to_json()["erf_without_first"] is None
+        assert found.to_json()["saturated_without_first"] is None
 
 
 def test_levels_must_make_sense() -> None:
@@ -193,15 +226,29 @@ def naive(model: nn.Module, row_T: Tensor) -> Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_shares_are_those_of_plain_autograd(family: str, checkpointing: bool) -> None:
-    model, ids_BT = build(family), torch.randint(VOCABULARY, (3, 41))
+    model, ids_BT = build(family).train(), torch.randint(VOCABULARY, (3, 41))
+    model.eval()
     expected = torch.stack([naive(model, row) for row in ids_BT]).mean(0)
     one = subject(model)
     assert seam(one, checkpointing).checkpointing == checkpointing == (checkpointing and can_recompute(one))
+    model.train()
     found = fieldlens.receptive_field(model, ids_BT, checkpointing=checkpointing)
     assert (found.share - expected).abs().max() < 1e-5
-    assert not model.training
+    assert all(module.training for module in model.modules())  # as it was
+    model.eval()
+    fieldlens.receptive_field(model, ids_BT, checkpointing=checkpointing)
     assert not any(module.training for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_misspelt_options_are_refused() -> None:
+    ids_T = torch.zeros(5, dtype=torch.long)
+    with pytest.raises(BadInput, match="unknown target 'log-likelyhood': did you mean 'log-likelihood'"):
+        fieldlens.receptive_field(build("llama"), ids_T, target="log-likelyhood")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="unknown average 'share'"):
+        fieldlens.receptive_field(build("llama"), ids_T, average="share")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="at least float32"):
+        fieldlens.receptive_field(build("llama").bfloat16(), ids_T)
 
 
 def test_the_top_logit_is_another_question() -> None:
@@ -253,6 +300,8 @@ def test_layers_reach_farther_one_after_another(float64: None) -> None:
     [
         (torch.zeros(1, dtype=torch.long), "at least one context token"),
         (torch.zeros(5), "whole numbers"),
+        (torch.zeros(0, 5, dtype=torch.long), "at least one context token"),
+        ([[1, 2, 3], [1, 2]], "of the same length"),
         (torch.full((5,), VOCABULARY), "token id 97 is outside the vocabulary of 97"),
         (torch.full((5,), -1), "token id -1"),
         (torch.zeros(100, dtype=torch.long), "99 tokens are beyond the 64 positions"),

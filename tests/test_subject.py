@@ -110,6 +110,23 @@ def test_a_mistral_is_cropped_too() -> None:
     assert (one.losses(long) - reference(model, long)[:, -1:]).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_positions_that_change_with_the_length_are_not_cropped(kind: str) -> None:
+    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    model = build("mistral", max_position_embeddings=32, rope_parameters=rope)
+    ids_BT = torch.randint(VOCABULARY, (1, 129))
+    assert (subject(model).losses(ids_BT) - reference(model, ids_BT)[:, -1:]).abs().max() < 1e-5
+
+
+def test_a_model_with_very_few_positions_can_be_asked() -> None:
+    one = subject(build("gpt2", n_positions=4))
+    check_causal(one)
+    one.check_window(2)
+    assert one.losses(torch.randint(VOCABULARY, (1, 5))).isfinite().all()
+
+
 def test_learned_positions_are_not_cropped() -> None:
     one = subject(build("gpt2"))
     assert one.limit == 64

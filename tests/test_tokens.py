@@ -465,3 +465,19 @@ def test_the_command_shows_an_absent_split(small: Corpus, tmp_path: Path, capsys
     (tmp_path / "small" / "test.jsonl").unlink()
     command(str(tmp_path / "small"), vocabulary=300)
     assert "test " in capsys.readouterr().out
+
+
+def test_a_character_s_bytes_are_shared_by_its_tokens(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE({token: n for n, token in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    tokenizer.normalizer = normalizers.NFC()  # so it is not byte-level in the exact sense
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    coder = tokenizer_module.Coder(tmp_path)
+    assert not coder.exact
+    ((ids, sizes),) = coder.encode(["a\N{GRINNING FACE}b \N{LATIN SMALL LETTER E WITH ACUTE}"])
+    assert sizes.tolist() == [1, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert len(ids) == 9

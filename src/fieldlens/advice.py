@@ -1,7 +1,7 @@
 """What a receptive field means for its users: coverage, the check against measured perplexity, and advice."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from fieldlens.effort import spoken_bytes
 from fieldlens.evaluate import Text
 from fieldlens.evaluation import Evaluation, Plan, Watch, anchors_of, evaluate
+from fieldlens.layout import narrower
 from fieldlens.protocols import protocol
 from fieldlens.receptive import LEVELS, ReceptiveField
 from fieldlens.statistics import bootstrap_difference
 from fieldlens.subject import Subject
-from fieldlens.verdict import units
 
 COVERED = 0.99
 CLOSE_ENOUGH = 0.01
@@ -33,22 +33,31 @@ def coverage(found: ReceptiveField) -> dict[str, Any]:
         reason = f"measured at {found.length} tokens, not beyond the training length {found.train_length}"
         return {"share": None, "predicts": None, "reason": reason}
     share = found.within(found.train_length)
-    covered = share > COVERED
-    return {"share": share, "predicts": "extrapolates" if covered else "nothing", "reason": ""}
+    if share <= COVERED:
+        return {"share": share, "predicts": "nothing", "reason": ""}
+    if found.saturated():
+        return {"share": share, "predicts": None, "reason": "the receptive field is not bounded at this length"}
+    return {"share": share, "predicts": "extrapolates", "reason": ""}
 
 
-def probe(subject: Subject, rows: Iterable[Tensor], window: int | None, watch: Watch) -> dict[str, Any]:
-    """A second opinion without gradients: how prediction and loss change as the context is cut to its last tokens."""
+def probe(
+    subject: Subject, rows: Sequence[Tensor], window: int | None, bos: int | None, watch: Watch
+) -> dict[str, Any]:
+    """A second opinion without gradients: how prediction and loss change as the context is cut to its last tokens.
+
+    Rows are context and target, with a BOS in front if there is one; it stays in front of what is cut.
+    """
     cuts: list[int] = []
     losses, divergences = [], []
+    head_T = torch.tensor([] if bos is None else [bos], dtype=torch.long)
     for number, row in enumerate(rows, 1):
-        context_T, truth = row[0, :-1], int(row[0, -1])
+        context_T, truth = row[0, len(head_T) : -1], int(row[0, -1])
         cuts = [2**n for n in range(len(context_T).bit_length()) if 2**n < len(context_T)] + [len(context_T)]
-        whole_V = _logs(subject, context_T, window)
-        some = [_logs(subject, context_T[-cut:], window) for cut in cuts]
+        whole_V = _logs(subject, row[0, :-1], window)
+        some = [_logs(subject, torch.cat([head_T, context_T[-cut:]]), window) for cut in cuts]
         losses.append([-float(logs_V[truth]) for logs_V in some])
         divergences.append([float((whole_V.exp() * (whole_V - logs_V)).sum()) for logs_V in some])
-        watch({"done": number, "total": number + 1, "what": "probe"})
+        watch({"done": number, "total": len(rows), "what": "probe"})
     return {
         "cuts": cuts,
         "loss": np.mean(losses, 0).tolist(),
@@ -69,6 +78,8 @@ class Check:
     contexts: Evaluation
     windows: dict[int, Evaluation]
     cache_bytes: int | None
+    own: int
+    """Tokens that the model's cache holds anyway, in the mean over layers: its own windows, or the longest context."""
 
     def losses(self) -> dict[str, np.ndarray]:
         """The losses of every candidate, contexts and windows."""
@@ -80,14 +91,13 @@ class Check:
         """The smallest context, or window, whose perplexity is within 1% of the best of all, with an interval."""
         losses = self.losses()
         best = min(losses, key=lambda name: float(losses[name].mean()))
-        units_N, unit = units(self.contexts.documents)
+        units_N, unit = self.contexts.units()
         sizes = sorted(int(name.split()[1]) for name in losses if name.startswith(kind))
         for size in sizes:
             differences_N = losses[f"{kind} {size}"] - losses[best]
             if differences_N.mean() <= math.log1p(CLOSE_ENOUGH):
                 interval, _ = bootstrap_difference(differences_N, units_N)
                 low, high = (math.exp(v) if math.isfinite(v) and v < 700 else None for v in interval)
-                saved = 1 - size / max(self.contexts.losses)
                 each = self.cache_bytes
                 return {
                     "tokens": size,
@@ -96,8 +106,8 @@ class Check:
                     "low": low,
                     "high": high,
                     "resampled": unit,
-                    "cache_saved": saved,
-                    "cache_bytes": each * size if each else None,
+                    "cache_saved": max(0.0, 1 - size / self.own) if each else None,
+                    "cache_bytes": each * min(size, self.own) if each else None,
                 }
         return None
 
@@ -113,7 +123,14 @@ class Check:
 
 
 def check(
-    subject: Subject, text: Text, length: int, targets: int, seed: int, about: dict[str, Any], watch: Watch
+    subject: Subject,
+    text: Text,
+    length: int,
+    window: int | None,
+    targets: int,
+    seed: int,
+    about: dict[str, Any],
+    watch: Watch,
 ) -> Check:
     """Measure what the receptive field predicts: perplexity against context length and against window."""
     trained = subject.train_length
@@ -125,23 +142,24 @@ def check(
         "sizes": text.sizes,
         "watch": watch,
     }
-    plan = Plan(protocol("last-token"), tuple(lengths), targets, seed, None, text.bos)
+    plan = Plan(protocol("last-token"), tuple(lengths), targets, seed, window, text.bos)
     anchors = anchors_of(text.documents, plan)
     contexts = evaluate(subject, text.documents, plan, anchors=anchors, **asked)
+    widths = [min(narrower(own, window) or length, length) for own in subject.windows]
     windows = {}
-    for window in _windows(subject, length):
-        banded = Plan(protocol("last-token"), (length,), targets, seed, window, text.bos)
-        windows[window] = evaluate(subject, text.documents, banded, anchors=anchors, **asked)
-    return Check(contexts, windows, subject.cache_bytes)
+    for width in _windows(subject, max(widths)):
+        banded = Plan(protocol("last-token"), (length,), targets, seed, width, text.bos)
+        windows[width] = evaluate(subject, text.documents, banded, anchors=anchors, **asked)
+    return Check(contexts, windows, subject.cache_bytes, sum(widths) // len(widths))
 
 
-def _windows(subject: Subject, length: int) -> list[int]:
-    """Windows worth trying: powers of two below the length, if the model takes any."""
+def _windows(subject: Subject, widest: int) -> list[int]:
+    """Windows worth trying: powers of two below what the model sees anyway, if it takes any."""
     try:
         subject.check_window(2)
     except ValueError:
         return []
-    return [2**n for n in range(3, 30) if 2**n < length]
+    return [2**n for n in range(1, 30) if 2**n < widest]
 
 
 def advise(found: ReceptiveField, theoretical: dict[str, Any] | None, checked: Check | None) -> list[str]:
@@ -149,22 +167,27 @@ def advise(found: ReceptiveField, theoretical: dict[str, Any] | None, checked: C
     if found.status:
         return [f"There is no receptive field here: {found.status}."]
     said = []
-    tokens = ", ".join(f"{level:.0%} in the last {found.erf(level):,}" for level in LEVELS)
-    if found.saturated:
+    if found.saturated():
+        apart = found.has_sink and found.stands_alone and not found.saturated(without_first=True)
         said.append(
             f"Not bounded at this length: 99% of the gradient needs {found.erf(0.99):,} of {found.length:,} tokens. "
-            "Nothing is advised from that: measure at a larger --length, or see the figures without the first token."
+            f"Nothing is advised from that: measure at a larger --length{', or see below' if apart else ''}."
         )
-    said.append(f"The gradient lies {tokens} of {found.length:,} tokens.")
-    if found.first_share > 0.05:
-        apart = ", ".join(f"{level:.0%} in the last {found.erf(level, without_first=True):,}" for level in LEVELS)
+    said.append(f"The gradient lies {_spread(found, False)} of {found.length:,} tokens.")
+    if found.has_sink and found.stands_alone:
+        what = "BOS and the first token hold" if found.bos else "The first token alone holds"
+        rest = _spread(found, without_first=True)
+        said.append(f"{what} {found.first_share:.0%}, probably an attention sink. Without: {rest}.")
+    lost = int((~found.defined).sum())
+    if lost:
         said.append(
-            f"The first token alone holds {found.first_share:.0%}: an attention sink, not information. "
-            f"Without it: {apart}."
+            f"{lost} of {len(found.norms_NT)} segments have no receptive field ({found.reason}); they are left out."
         )
     covered = coverage(found)
     if covered["share"] is None:
         said.append(f"Coverage is not known: {covered['reason']}.")
+    elif covered["predicts"] is None:
+        said.append(f"Coverage predicts nothing here: {covered['reason']}.")
     elif covered["predicts"] == "extrapolates":
         said.append(
             f"The training length {found.train_length:,} covers {covered['share']:.1%} of it: by the paper's principle "
@@ -183,6 +206,10 @@ def advise(found: ReceptiveField, theoretical: dict[str, Any] | None, checked: C
     return [*said, *_checked(checked)]
 
 
+def _spread(found: ReceptiveField, without_first: bool) -> str:
+    return ", ".join(f"{level:.0%} in the last {found.erf(level, without_first):,}" for level in LEVELS)
+
+
 def _checked(checked: Check | None) -> list[str]:
     if checked is None:
         return []
@@ -195,10 +222,12 @@ def _checked(checked: Check | None) -> list[str]:
         if found is None:
             continue
         interval = f", 95% {found['low']:.3f} to {found['high']:.3f}" if found["low"] and found["high"] else ""
-        size = f" ({spoken_bytes(found['cache_bytes'])})" if found["cache_bytes"] else ""
+        saved = ""
+        if found["cache_saved"]:
+            saved = f"; a cache of that size, {spoken_bytes(found['cache_bytes'])}, saves {found['cache_saved']:.0%}"
         said.append(
             f"The smallest {words} within 1% of the best perplexity ({found['best']}) is {found['tokens']:,} tokens "
-            f"(× {found['ratio']:.3f}{interval}); a cache of that size{size} saves {found['cache_saved']:.0%}."
+            f"(× {found['ratio']:.3f}{interval}){saved}."
         )
     return said
 

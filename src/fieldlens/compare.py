@@ -13,9 +13,12 @@ from fieldlens.errors import BadInput
 from fieldlens.evaluation import Evaluation
 from fieldlens.sheet import Sheet
 from fieldlens.statistics import bootstrap_difference, holm, paired_t, sign_flip
-from fieldlens.verdict import ALPHA, units
+from fieldlens.verdict import ALPHA
 
 By = Literal["documents", "tokens"]
+
+FOREIGN = -1
+"""The seed of a model that has none: it is compared with every seed of another."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,20 @@ class Group:
 
     name: str
     members: dict[int, Evaluation]
-    """By seed."""
+    """By seed; a model that was not trained here has the seed FOREIGN."""
 
     def values(self, length: int) -> dict[int, float]:
         """Perplexity, or bits per byte, by seed; seeds that diverged have none."""
-        return {seed: one.score(length) for seed, one in self.members.items() if one.losses}
+        return {seed: one.score(length) for seed, one in self.alive().items()}
+
+    def alive(self) -> dict[int, Evaluation]:
+        return {seed: one for seed, one in self.members.items() if one.losses}
+
+    def seeds(self) -> list[int]:
+        return sorted(self.members.keys() - {FOREIGN})
 
     def diverged(self) -> list[int]:
-        return sorted(seed for seed, one in self.members.items() if not one.losses)
+        return sorted(self.members.keys() - self.alive().keys())
 
 
 @dataclass(frozen=True)
@@ -56,36 +65,21 @@ class Comparison:
         members = [one for group in self.groups for one in group.members.values()]
         return "bits per byte" if any(one.by_bytes for one in members) else "perplexity"
 
-    def tests(self) -> Sheet:
-        """Every test: over seeds where there are several, else within the one there is."""
-        unit = "bits per byte" if self.quantity != "perplexity" else "nats"
+    def tests(self) -> list[Sheet]:
+        """Every test: over seeds where there are several, and within each seed."""
+        against, found = f"against {self.groups[0].name}", []
         if self.over_seeds:
-            columns = [
-                "against " + self.groups[0].name,
-                "length",
-                "pairs",
-                "difference",
-                "t",
-                "p",
-                "p (Holm)",
-                "reason",
-            ]
             keys = ["group", "length", "pairs", "difference", "t", "p", "p_holm", "reason"]
             rows = [[_number(cell.get(key)) for key in keys] for cell in self.cells if "p" in cell]
-            return Sheet(columns, rows, "over seeds: paired t-test")
-        columns = [
-            "against " + self.groups[0].name,
-            "length",
-            f"difference ({unit})",
-            "95 % from",
-            "to",
-            "p",
-            "p (Holm)",
-        ]
-        keys = ["group", "length", "difference", "low", "high", "p", "p_holm"]
-        rows = [[_number(row[key]) for key in keys] for row in self.within]
-        resampled = self.within[0]["resampled"] if self.within else "documents"
-        return Sheet(columns, rows, f"within the seed: sign flips of {resampled}, bootstrap interval")
+            found.append(Sheet([against, *keys[1:6], "p (Holm)", "reason"], rows, "over seeds: paired t-test"))
+        if self.within:
+            keys = ["group", "length", "seed", "units", "difference", "low", "high", "p_bootstrap", "p", "p_holm"]
+            unit = "nats" if self.quantity == "perplexity" else "bits per byte"
+            heads = ["length", "seed", self.within[0]["resampled"], f"difference ({unit})", "95% from", "to"]
+            heads += ["p (bootstrap)", "p (flips)", "p (Holm)"]
+            rows = [[_number(row[key]) for key in keys] for row in self.within]
+            found.append(Sheet([against, *heads], rows, "within a seed: bootstrap and sign flips"))
+        return found
 
     def lines(self) -> list[Line]:
         """For a figure: the mean over seeds, with a band of one deviation, or of 95 % over documents if one seed."""
@@ -107,26 +101,30 @@ class Comparison:
         return found
 
     def notes(self) -> list[str]:
-        first = self.groups[0].name
+        first, found = self.groups[0].name, []
         if self.over_seeds:
-            how = f"paired two-sided t-test over seeds, p < {ALPHA:g}, not corrected"
-        else:
-            how = f"one seed: sign flips of whole documents, p < {ALPHA:g} after Holm"
-        found = [f"† {first} is significantly better, * significantly worse ({how})."]
-        everyone = {seed for group in self.groups for seed in group.members}
+            found.append(f"paired two-sided t-test over seeds, p < {ALPHA:g}, not corrected")
+        if any(cell.get("pairs", 2) < 2 for cell in self.cells) and self.within:
+            unit = self.within[0]["resampled"]
+            found.append(f"one seed: sign flips of whole {unit}, p < {ALPHA:g} after Holm")
+        if found:
+            found = [f"† {first} is significantly better, * significantly worse ({'; '.join(found)})."]
+        everyone = {seed for group in self.groups for seed in group.seeds()}
         for group in self.groups:
             if lost := group.diverged():
                 found.append(f"{group.name}: diverged with seed {', '.join(map(str, lost))}.")
-            if missing := everyone - group.members.keys():
+            missing = everyone - group.members.keys()
+            if missing and FOREIGN not in group.members:
                 found.append(f"{group.name}: no result for seed {', '.join(map(str, sorted(missing)))}.")
         return found
 
     @property
     def over_seeds(self) -> bool:
-        return any(cell.get("p") is not None for cell in self.cells)
+        """Whether some group shares two seeds or more with the reference."""
+        return any(cell.get("pairs", 0) >= 2 for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
-        seeds = {group.name: {"seeds": sorted(group.members), "diverged": group.diverged()} for group in self.groups}
+        seeds = {group.name: {"seeds": group.seeds(), "diverged": group.diverged()} for group in self.groups}
         return {
             "kind": "fieldlens comparison",
             "reference": self.groups[0].name,
@@ -162,23 +160,26 @@ def group(evaluations: Sequence[Evaluation]) -> list[Group]:
         raise BadInput("nothing to compare: give at least one result file")
     found: dict[str, dict[int, Evaluation]] = {}
     identities: dict[str, dict[str, Any]] = {}
+    _check_comparable([one for one in evaluations if one.losses])
     for one in evaluations:
         identity = _identity(one)
         key = repr(sorted(identity.items()))
         identities[key] = identity
         members = found.setdefault(key, {})
         seed = _seed(one)
-        if seed in members and members[seed].losses and one.losses:
-            same = all(bool((members[seed].losses[n] == one.losses[n]).all()) for n in one.losses)
-            if not same:
+        known = members.get(seed)
+        if known is not None and known.losses and one.losses:
+            both = known.losses.keys() & one.losses.keys()
+            if any(bool((known.losses[n] != one.losses[n]).any()) for n in both):
                 raise BadInput(f"two different results for {one.about['model']['name']} with seed {seed}")
-        members.setdefault(seed, one)
+        if known is None or len(one.losses) > len(known.losses):  # a run that diverged once and was repaired counts
+            members[seed] = one
     names = _names([(members[min(members)], identities[key]) for key, members in found.items()])
     return [Group(name, members) for name, members in zip(names, found.values(), strict=True)]
 
 
 def _seed(one: Evaluation) -> int:
-    return int(one.about["model"].get("recipe", {}).get("seed", 0))
+    return int(one.about["model"].get("recipe", {}).get("seed", FOREIGN))
 
 
 def _identity(one: Evaluation) -> dict[str, Any]:
@@ -188,6 +189,23 @@ def _identity(one: Evaluation) -> dict[str, Any]:
         return {"name": model["name"], "weights": model.get("weights"), "window": one.about["window"]}
     recipe = {key: value for key, value in model["recipe"].items() if key not in ("seed", "corpus", "tokenizer")}
     return {**recipe, "data": model.get("data"), "cache window": one.about["window"]}
+
+
+def _check_comparable(alive: Sequence[Evaluation]) -> None:
+    """Every result must have predicted the same targets from the same text."""
+    if not alive:
+        raise BadInput("nothing to compare: every run diverged")
+    first = alive[0]
+    keys = ["protocol", "segments", "target_seed", "data", "align"]
+    keys += [] if first.by_bytes else ["tokenizer", "bos"]
+    for other in alive[1:]:
+        differing = [key for key in keys if first.about.get(key) != other.about.get(key)]
+        if first.about["model"].get("dtype") != other.about["model"].get("dtype"):
+            differing.append("dtype")
+        if differing or first.targets != other.targets:
+            a, b = (one.about["model"]["name"] for one in (first, other))
+            what = ", ".join(differing) or "the longest length"
+            raise BadInput(f"{a} and {b} were not evaluated on the same targets: they differ in {what}")
 
 
 def _names(experiments: list[tuple[Evaluation, dict[str, Any]]]) -> list[str]:
@@ -203,22 +221,8 @@ def _names(experiments: list[tuple[Evaluation, dict[str, Any]]]) -> list[str]:
 
 
 def _shared(groups: list[Group]) -> list[int]:
-    """The lengths; every result must have predicted the same targets from the same text at the same lengths."""
-    alive = [one for one_group in groups for one in one_group.members.values() if one.losses]
-    if not alive:
-        raise BadInput("nothing to compare: every run diverged")
-    first = alive[0]
-    for other in alive[1:]:
-        differing = [
-            key for key in ("protocol", "segments", "target_seed", "data", "align", "tokenizer", "bos")
-            if first.about.get(key) != other.about.get(key) and not (first.by_bytes and key in ("tokenizer", "bos"))
-        ]  # fmt: skip
-        if differing or first.targets != other.targets:
-            a, b = (one.about["model"]["name"] for one in (first, other))
-            what = ", ".join(differing) or "targets"
-            raise BadInput(f"{a} and {b} were not evaluated on the same targets: they differ in {what}")
-    shared = set.intersection(*(set(one.losses) for one in alive))
-    return sorted(shared)
+    """The lengths that all have."""
+    return sorted(set.intersection(*(set(one.losses) for group in groups for one in group.alive().values())))
 
 
 def _summary(one: Group, length: int) -> dict[str, Any]:
@@ -243,14 +247,22 @@ def _over_seeds(values: dict[int, float], reference: dict[int, float]) -> dict[s
     return {"pairs": len(shared), "difference": found.difference, "t": t, "p": found.p, "reason": found.reason}
 
 
+def _pairs(other: Group, reference: Group) -> list[tuple[int, Evaluation, Evaluation]]:
+    """Results of the same seed; one without a seed goes with every seed of the other side."""
+    ours, theirs = other.alive(), reference.alive()
+    found = [(seed, ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    if not found and FOREIGN in ours:
+        found = [(seed, ours[FOREIGN], one) for seed, one in sorted(theirs.items())]
+    if not found and FOREIGN in theirs:
+        found = [(seed, one, theirs[FOREIGN]) for seed, one in sorted(ours.items())]
+    return found
+
+
 def _within(other: Group, reference: Group, length: int, by: By) -> list[dict[str, Any]]:
     rows = []
-    for seed in sorted(other.members.keys() & reference.members.keys()):
-        ours, theirs = other.members[seed], reference.members[seed]
-        if not ours.losses or not theirs.losses:
-            continue
+    for seed, ours, theirs in _pairs(other, reference):
         differences_N = ours.quantities(length) - theirs.quantities(length)
-        units_N, unit = (np.arange(len(differences_N)), "tokens") if by == "tokens" else units(ours.documents)
+        units_N = np.arange(len(differences_N)) if by == "tokens" else ours.documents
         interval, boot = bootstrap_difference(differences_N, units_N)
         flip = sign_flip(differences_N, units_N)
         low, high = (value if math.isfinite(value) else None for value in interval)
@@ -258,8 +270,9 @@ def _within(other: Group, reference: Group, length: int, by: By) -> list[dict[st
             {
                 "group": other.name,
                 "length": length,
-                "seed": seed,
-                "resampled": unit,
+                "seed": None if seed == FOREIGN else seed,
+                "resampled": by,
+                "units": len(set(units_N.tolist())),
                 "difference": flip.difference,
                 "low": low,
                 "high": high,
@@ -272,13 +285,12 @@ def _within(other: Group, reference: Group, length: int, by: By) -> list[dict[st
 
 
 def _mark(tested: list[dict[str, Any]], within: list[dict[str, Any]]) -> None:
-    """† where the reference is better, * where it is worse; from documents if there is one seed only."""
-    over_seeds = any(cell["p"] is not None for cell in tested)
+    """† where the reference is better, * where it is worse; from documents where there is one seed only."""
     for cell in tested:
         p, difference = cell["p"], cell["difference"]
-        if not over_seeds:
+        if cell["pairs"] < 2:
             rows = [row for row in within if (row["group"], row["length"]) == (cell["group"], cell["length"])]
-            p, difference = (rows[0]["p_holm"], rows[0]["difference"]) if rows else (None, None)
+            p, difference = (rows[0]["p_holm"], rows[0]["difference"]) if len(rows) == 1 else (None, None)
         if p is not None and difference is not None and p < ALPHA:
             cell["mark"] = "†" if difference > 0 else "*"
 

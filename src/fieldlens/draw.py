@@ -1,5 +1,6 @@
 """The house style: one colour and marker per scheme, everywhere."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -151,32 +152,35 @@ class Line(NamedTuple):
     label: str
     spec: str | None
     lengths: Sequence[int]
-    middle: Sequence[float]
+    middle: Sequence[float | None]
     low: Sequence[float | None]
     high: Sequence[float | None]
     train_length: int | None
 
 
-def perplexity_lines(lines: Sequence[Line]) -> Figure:
-    """Perplexity against context length on log axes, one line per model, training lengths marked."""
+def perplexity_lines(lines: Sequence[Line], quantity: str = "perplexity") -> Figure:
+    """Perplexity, or bits per byte, against context length on log axes, one line per model, training lengths marked."""
     figure, (panel,) = new_figure(1)
     for (tint, marker), line in zip(tints([line.spec for line in lines]), lines, strict=True):
-        panel.plot(line.lengths, line.middle, color=tint, marker=marker, markersize=3.5, linewidth=1, label=line.label)
+        middle = [math.nan if value is None else value for value in line.middle]
+        panel.plot(line.lengths, middle, color=tint, marker=marker, markersize=3.5, linewidth=1, label=line.label)
         if None not in line.low and None not in line.high:
-            panel.fill_between(line.lengths, line.low, line.high, color=tint, alpha=0.15, linewidth=0)  # type: ignore[arg-type]
+            panel.fill_between(line.lengths, line.low, line.high, color=tint, alpha=0.1, linewidth=0)  # type: ignore[arg-type]
     _mark_training(panel, [line.train_length for line in lines], max(max(line.lengths) for line in lines))
     panel.set_xscale("log", base=2)
     lengths = sorted({length for line in lines for length in line.lengths})
     panel.set_xticks(lengths, [str(length) for length in lengths])
     panel.minorticks_off()
-    values = [value for line in lines for value in line.middle]
+    values = [value for line in lines for value in line.middle if value is not None] or [1.0]
     if max(values) > 4 * min(values):
         panel.set_yscale("log")
         panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         panel.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
         panel.yaxis.set_minor_formatter(ticker.NullFormatter())
+    # lines differ by far less than documents do: bands may leave the picture, lines may not
+    panel.set_ylim(min(values) / 1.25, max(values) * 1.25)
     panel.set_xlabel("context length (tokens)", fontsize=7)
-    panel.set_ylabel("perplexity", fontsize=7)
+    panel.set_ylabel(quantity, fontsize=7)
     figure.legend(*panel.get_legend_handles_labels(), fontsize=6, frameon=False, loc="outside upper center", ncols=3)
     return figure
 

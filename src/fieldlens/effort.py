@@ -62,7 +62,10 @@ def spoken(seconds: float) -> str:
 
 
 def spoken_bytes(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size:.0f} bytes"
 
 
 def backward(subject: Subject, tokens: int, checkpointing: bool) -> Effort:

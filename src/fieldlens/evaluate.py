@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,10 @@ def evaluate_all(
     places = [find(text) for text in models]
     corpus = question.corpus or _own_corpus(places) or "stdlib"
     question.plan(question.lengths, None)
+    if question.batch is not None and question.batch < 1:
+        raise BadInput(f"batch is {question.batch}: at least 1 is needed")
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file: a folder is needed")
     texts: dict[Path, Text] = {}
     for place in places:
         if not place.diverged and place.tokenizer not in texts:
@@ -116,7 +121,7 @@ def evaluate_all(
     found = []
     for place in places:
         if place.diverged:
-            found.append(_diverged(place, out))
+            found.append(_diverged(place, question, out))
         else:
             anchors, names = drawn[place.tokenizer]
             found.append(_one(place, texts[place.tokenizer], anchors, names, question, out, device, dtype, watch))
@@ -125,7 +130,11 @@ def evaluate_all(
 
 
 def _own_corpus(places: Sequence[Place]) -> str | None:
-    return next((place.about()["recipe"]["corpus"] for place in places if place.run), None)
+    """The corpus that the runs were trained on; without runs there is none, and with two there is no telling."""
+    found = list(dict.fromkeys(place.about()["recipe"]["corpus"] for place in places if place.run))
+    if len(found) > 1:
+        raise BadInput(f"these runs were trained on different corpora ({', '.join(found)}): choose one with --corpus")
+    return found[0] if found else None
 
 
 Drawn = tuple[list[Anchor], list[Anchor] | None]
@@ -134,6 +143,8 @@ Drawn = tuple[list[Anchor], list[Anchor] | None]
 
 def _draw(texts: dict[Path, Text], question: Question) -> dict[Path, Drawn]:
     """The anchors for each tokenizer: its own tokens, or bytes that all tokenizers have deep enough in a document."""
+    if not texts:
+        return {}
     if question.align == "tokens":
         return {
             key: (anchors_of(text.documents, question.plan(question.lengths, None)), None)
@@ -174,13 +185,17 @@ def _one(
     watch({"stage": place.name})
     model = load(place, device, dtype, question.train_length)
     trained, longest = model.subject.train_length, max(question.lengths)
-    lengths = [*question.lengths, *([trained] if trained and trained < longest else [])]
-    plan = question.plan(lengths, text.bos)
+    plan = question.plan(question.lengths, text.bos)
+    if trained and trained < longest:
+        with suppress(BadInput):  # an option may not go with a length that nobody asked for
+            plan = question.plan([*question.lengths, trained], text.bos)
     about = {**text.about, "align": question.align, "model": model.about}
     where = address(about, plan)
     path = out / f"{slug(place.name)}-{question.protocol}-{where[:8]}.json"
     if path.exists() and (known := read_evaluation(path)).about.get("address") == where:
-        watch({"stage": f"{place.name}: already there"})
+        if known.about["model"] != model.about:  # the same numbers by another name, or another training length
+            known = replace(known, about={**known.about, "model": model.about})
+            known.save(path)
         return path, known
     found = evaluate(
         model.subject,
@@ -198,10 +213,10 @@ def _one(
     return path, found
 
 
-def _diverged(place: Place, out: Path) -> tuple[Path, Evaluation]:
+def _diverged(place: Place, question: Question, out: Path) -> tuple[Path, Evaluation]:
     """A run that diverged is a result too."""
     model = place.about() | {"train_length": None}
-    about = {"kind": KIND, "state": "diverged", "model": model, "window": None}
+    about = {"kind": KIND, "state": "diverged", "model": model, "window": question.window}
     path = out / f"{slug(place.name)}-diverged-{model['address'][:8]}.json"
     write_json(path, about)
     return path, Evaluation(about, {}, [])
@@ -217,32 +232,60 @@ def _plot(found: Sequence[Evaluation], out: Path) -> None:
 
     alive = [one for one in found if one.losses]
     if alive:
-        figure = draw.perplexity_lines([one.line() for one in alive])
+        figure = draw.perplexity_lines([one.line() for one in alive], alive[0].quantity)
         for ending in ("png", "svg"):
             draw.save(figure, out / f"perplexity.{ending}")
 
 
 def summary(found: Sequence[Evaluation]) -> list[Sheet]:
-    """What the command prints: perplexities, and the verdict on each model."""
+    """What the command prints: perplexities with their intervals, and the verdict on each model."""
     alive = [one for one in found if one.losses]
+    lost = [[_called(one, found), "diverged"] for one in found if not one.losses]
+    sheets = [Sheet(["model", "state"], lost)] if lost else []
+    if alive:
+        sheets = [
+            _scores(alive),
+            Sheet(["model", "verdict", "evidence"], [_verdict_row(one) for one in alive]),
+            *sheets,
+        ]
+    return sheets
+
+
+def _scores(alive: Sequence[Evaluation]) -> Sheet:
     lengths = sorted({length for one in alive for length in one.losses})
-    bits = any(one.by_bytes for one in alive)
-    rows = [
-        [one.about["model"]["name"], *(f"{one.score(n):.4g}" if n in one.losses else "" for n in lengths)]
-        for one in alive
-    ]
-    rows += [[one.about["model"]["name"], "diverged"] for one in found if not one.losses]
-    title = "bits per byte" if bits else "perplexity"
-    sheets = [Sheet(["model", *map(str, lengths)], rows, f"{title} by context length")]
-    return [*sheets, Sheet(["model", "verdict", "evidence"], [_verdict_row(one) for one in alive])]
+    rows = []
+    for one in alive:
+        at = {row["length"]: row for row in one.rows()}
+        rows.append([_called(one, alive), *(f"{one.score(n):.4g}" if n in at else "" for n in lengths)])
+        rows.append(["  95%", *(_between(at[n]) if n in at else "" for n in lengths)])
+    first = alive[0].about
+    text, count = first["data"], len(alive[0].targets)
+    resampled = alive[0].units()[1]
+    title = (
+        f"{alive[0].quantity} by context length: {text['corpus']}, {text['split']} split, {first['protocol']['name']}"
+    )
+    return Sheet(["model", *map(str, lengths)], rows, f"{title}, {count} targets; intervals over {resampled}")
+
+
+def _between(row: dict[str, Any]) -> str:
+    low, high = (f"{value:.3g}" if value is not None else "–" for value in (row["low"], row["high"]))
+    return f"{low}–{high}"
+
+
+def _called(one: Evaluation, among: Sequence[Evaluation]) -> str:
+    """A model's name; with its folder where another has the same name."""
+    model = one.about["model"]
+    alike = [other for other in among if other.about["model"]["name"] == model["name"]]
+    return f"{model['name']} ({model['folder']})" if len(alike) > 1 and "folder" in model else str(model["name"])
 
 
 def _verdict_row(one: Evaluation) -> list[str]:
     name, verdict = one.about["model"]["name"], one.verdict
     if verdict["verdict"] is None:
         return [name, "no verdict", verdict["reason"]]
-    worst = max(verdict["evidence"], key=lambda row: abs(row["difference"]))
+    shown = verdict["first"] or max(verdict["evidence"], key=lambda row: abs(row["difference"]))["length"]
+    worst = next(row for row in verdict["evidence"] if row["length"] == shown)
     at = f" from {verdict['first']}" if verdict["first"] else ""
-    p = "" if worst["p_holm"] is None else f", p = {worst['p_holm']:.2g} after Holm over {verdict['resampled']}"
+    p = "" if worst["p_holm"] is None else f", p = {worst['p_holm']:.2g} (Holm; {verdict['resampled']} flipped)"
     against = f"× {worst['ratio']:.3g} at {worst['length']} against {verdict['train_length']}{p}"
     return [name, verdict["verdict"] + at, against]

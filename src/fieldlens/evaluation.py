@@ -1,5 +1,6 @@
 """Evaluation: perplexity of the same targets against the number of tokens before them."""
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fieldlens.effort import SHARE, forward, free_memory, out_of_memory
 from fieldlens.errors import BadInput, FieldlensError
@@ -18,13 +19,15 @@ from fieldlens.protocols import Anchor, Protocol, Window, draw, eligible, protoc
 from fieldlens.results import provenance, read_arrays, read_json, write_arrays, write_json
 from fieldlens.statistics import bootstrap_mean
 from fieldlens.store import digest
-from fieldlens.subject import Subject, subject
-from fieldlens.verdict import judge, units
+from fieldlens.subject import Subject, resting, subject, weights_hash
+from fieldlens.verdict import judge
 
 AT_ONCE = 8192
 """Tokens in a batch, at most: more gain nothing on a CPU."""
 
 AT_ONCE_ON_GPU = 1 << 16
+FEW = 10
+"""With fewer documents than this segments are resampled one by one: a weaker argument, and said so."""
 SAVE_EVERY = 15.0
 KIND = "fieldlens evaluation"
 
@@ -95,10 +98,18 @@ class Evaluation:
     def documents(self) -> np.ndarray:
         return np.array([target.document for target in self.targets])
 
+    def units(self) -> tuple[np.ndarray, str]:
+        """Which targets are resampled together: those of a document, or of a segment where documents are too few."""
+        documents_N = self.documents
+        if len(set(documents_N.tolist())) >= FEW:
+            return documents_N, "documents"
+        each = max(1, len(documents_N) // self.about["segments"])
+        return np.arange(len(documents_N)) // each, "segments"
+
     @property
     def table(self) -> dict[int, float]:
         """Perplexity by length."""
-        return {length: math.exp(float(found.double().mean())) for length, found in self.losses.items()}
+        return {length: _exp(float(found.double().mean())) for length, found in self.losses.items()}
 
     @property
     def by_bytes(self) -> bool:
@@ -123,24 +134,32 @@ class Evaluation:
     def score(self, length: int) -> float:
         """The number that tables show: perplexity, or bits per byte where bytes were drawn."""
         mean = float(self.quantities(length).mean())
-        return mean if self.by_bytes else math.exp(mean)
+        return mean if self.by_bytes else _exp(mean)
+
+    @property
+    def quantity(self) -> str:
+        """What `score` is."""
+        return "bits per byte" if self.by_bytes else "perplexity"
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per length: perplexity with its interval over documents, and bits per byte."""
+        """One row per length: what tables show with its 95 % interval, the mean loss, and bits per byte."""
         bits = self.bits_per_byte
-        units_N, unit = units(self.documents)
+        units_N, unit = self.units()
         found = []
-        for length, perplexity in self.table.items():
-            low, high = bootstrap_mean(self.losses[length].double().numpy(), units_N)
-            row = {
+        for length, losses in self.losses.items():
+            interval = bootstrap_mean(self.quantities(length), units_N)
+            low, high = interval if self.by_bytes else map(_exp, interval)
+            row: dict[str, Any] = {
                 "length": length,
-                "perplexity": perplexity,
+                self.quantity.replace(" ", "_"): _finite(self.score(length)),
                 "low": _finite(low),
                 "high": _finite(high),
                 "resampled": unit,
-                "nll": float(self.losses[length].double().mean()),
+                "nll": float(losses.double().mean()),
             }
-            found.append(row | ({"bits_per_byte": bits[length]} if bits else {}))
+            if bits:
+                row.setdefault("bits_per_byte", bits[length])
+            found.append(row)
         return found
 
     @property
@@ -152,25 +171,30 @@ class Evaluation:
         """What becomes of the model past its training length, with the evidence."""
         if not self.about["protocol"].get("same_targets", True):
             return {"verdict": None, "reason": "this protocol predicts other targets at each length"}
+        if self.by_bytes:
+            return {"verdict": None, "reason": "bytes were drawn: a verdict needs --align tokens"}
         losses = {length: found.double().numpy() for length, found in self.losses.items()}
-        return judge(losses, self.documents, self.train_length)
+        return judge(losses, *self.units(), self.train_length)
 
     def plot(self) -> Any:
         """A figure of perplexity against length."""
         from fieldlens.draw import perplexity_lines
 
-        return perplexity_lines([self.line()])
+        return perplexity_lines([self.line()], self.quantity)
 
     def line(self) -> Any:
         """The evaluation as a line of a figure."""
         from fieldlens.draw import Line
 
         model, rows = self.about["model"], self.rows()
-        lengths, middle, low, high = ([row[key] for row in rows] for key in ("length", "perplexity", "low", "high"))
+        keys = ("length", self.quantity.replace(" ", "_"), "low", "high")
+        lengths, middle, low, high = ([row[key] for row in rows] for key in keys)
         return Line(model["name"], model.get("scheme"), lengths, middle, low, high, self.train_length)
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the losses of single targets."""
+        if not self.losses:
+            return dict(self.about)
         documents = len(set(self.documents.tolist()))
         counts = {"targets": len(self.targets), "documents": documents}
         return {"kind": KIND, **self.about, **counts, "results": self.rows(), "verdict": self.verdict}
@@ -195,13 +219,38 @@ def read_evaluation(path: Path) -> Evaluation:
     about = read_json(path)
     if about.get("kind") != KIND:
         raise BadInput(f"{path} is not the result of an evaluation")
-    if about.get("state") == "diverged":
-        return Evaluation(about, {}, [])
-    arrays = read_arrays(losses_file(path))
-    losses = dict(zip(about["lengths"], torch.from_numpy(arrays["losses"]), strict=True))
-    for key in ("results", "verdict", "targets", "documents"):
-        del about[key]
-    return Evaluation(about, losses, [Anchor(*row) for row in arrays["targets"].tolist()], arrays.get("sizes"))
+    try:
+        _check_about(about)
+        if about.get("state") == "diverged":
+            return Evaluation(about, {}, [])
+        arrays = read_arrays(losses_file(path))
+        losses = dict(zip(about["lengths"], torch.from_numpy(arrays["losses"]), strict=True))
+        targets = [Anchor(*row) for row in arrays["targets"].tolist()]
+        if arrays["losses"].shape != (len(about["lengths"]), about["targets"]) or len(targets) != about["targets"]:
+            raise ValueError(
+                f"{about['targets']} targets are announced, losses have the shape {arrays['losses'].shape}"
+            )
+        if not np.isfinite(arrays["losses"]).all():
+            raise ValueError("some losses are not finite")
+        for key in ("results", "verdict", "targets", "documents"):
+            del about[key]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path} is not a whole result of an evaluation ({type(error).__name__}: {error})") from None
+    return Evaluation(about, losses, targets, arrays.get("sizes"))
+
+
+def _check_about(about: dict[str, Any]) -> None:
+    """What every reader relies on; raises what is wrong."""
+    model = about["model"]
+    if not isinstance(model["name"], str):
+        raise TypeError("a name that is no text")
+    int(model.get("recipe", {}).get("seed", 0))
+    if about.get("state") != "diverged":
+        if not all(isinstance(length, int) for length in about["lengths"]):
+            raise TypeError("a length that is no number")
+        _ = about["protocol"]["name"], about["segments"], about["targets"], model["train_length"]
 
 
 def perplexity(
@@ -222,15 +271,18 @@ def perplexity(
 
     `tokens` is one document, a 1-D tensor of ids, or a list of them. Options are the protocol's: k, stride.
     """
-    one = subject(model)
     documents = [tokens] if isinstance(tokens, Tensor) else list(tokens)
     for document in documents:
         if not isinstance(document, Tensor) or document.ndim != 1 or document.is_floating_point():
             raise BadInput("tokens are a 1-D tensor of whole numbers, or a list of them, one for each document")
     plan = Plan(_named(protocol, options), tuple(lengths), segments, target_seed, window, bos)
     arrays = [document.cpu().numpy() for document in documents]
-    about = {"model": {"name": one.name, "train_length": train_length or one.train_length}}
-    return evaluate(one, arrays, plan, about=about, batch=batch)
+    text = hashlib.sha256(b"|".join(document.astype(np.int64).tobytes() for document in arrays)).hexdigest()
+    with resting(model):
+        one = subject(model)
+        weights = weights_hash(model) if isinstance(model, nn.Module) else None
+        named = {"name": one.name, "train_length": train_length or one.train_length, "weights": weights}
+        return evaluate(one, arrays, plan, about={"model": named, "data": {"text": text}}, batch=batch)
 
 
 def _named(name: str, options: dict[str, int]) -> Protocol:
@@ -257,11 +309,12 @@ def evaluate(
     check(subject, documents, plan)
     if anchors is None:
         anchors = anchors_of(documents, plan)
+    if batch is not None and batch < 1:
+        raise BadInput(f"batch is {batch}: at least 1 is needed")
     windows = {n: [w for a in anchors for w in plan.protocol.windows(a, n, plan.longest)] for n in plan.lengths}
-    targets = {length: [t for w in some for t in w.targets()] for length, some in windows.items()}
     same = plan.protocol.same_targets
-    assert not same or all(found == targets[plan.longest] for found in targets.values())
-    kept = targets[plan.longest] if same else anchors
+    assert not same or len({_places(some).tobytes() for some in windows.values()}) == 1
+    kept = [target for window in windows[plan.longest] for target in window.targets()] if same else anchors
     start = time.perf_counter()
     work = _Work(subject, documents, plan, windows, batch, journal, watch)
     losses_LN = work.run()
@@ -281,9 +334,14 @@ def evaluate(
 def check(subject: Subject, documents: Sequence[np.ndarray], plan: Plan) -> None:
     """Refuse before any computing what cannot be computed."""
     subject.check_window(plan.window)
-    asked = plan.longest + (plan.bos is not None)
-    if subject.limit is not None and asked > subject.limit:
-        raise BadInput(f"length {plan.longest} is beyond the {subject.limit} positions that {subject.name} has learned")
+    begins = plan.bos is not None
+    if subject.limit is not None and plan.longest + begins > subject.limit:
+        more = " and a token before it" if begins else ""
+        raise BadInput(
+            f"length {plan.longest}{more} is beyond the {subject.limit} positions that {subject.name} has learned"
+        )
+    if plan.bos is not None and not 0 <= plan.bos < subject.vocabulary:
+        raise BadInput(f"bos {plan.bos} is outside the vocabulary of {subject.vocabulary} of {subject.name}")
     if not documents or not any(len(document) for document in documents):
         raise BadInput("there is no text: every document is empty")
     largest = max(int(document.max()) for document in documents if len(document))
@@ -326,7 +384,10 @@ class _Work:
         watch: Watch,
     ) -> None:
         self.subject, self.documents, self.plan, self.windows = subject, documents, plan, windows
-        self.limit, self.journal, self.watch = batch, journal, watch
+        self.most, self.journal, self.watch = batch, journal, watch
+        self.room: int | None = None
+        """Tokens that a batch may have, once memory ran out."""
+        self.begun = False
         targets = sum(window.scored for window in windows[plan.longest])
         self.losses_LN = np.full((len(plan.lengths), targets), np.nan)
         self.done, self.saved = 0.0, time.monotonic()
@@ -354,7 +415,7 @@ class _Work:
         for (tokens, scored), some in groupby(todo, key=lambda pair: (pair[0].stop - pair[0].start, pair[0].scored)):
             group = list(some)
             while group:
-                taken = self._batch(tokens, scored, first=self.done == 0)
+                taken = self._batch(tokens, scored, first=not self.begun)
                 found = self._losses([window for window, _ in group[:taken]], scored)
                 for (_, place), losses in zip(group[: len(found)], found, strict=True):
                     self.losses_LN[row, place : place + scored] = losses
@@ -362,51 +423,59 @@ class _Work:
 
     def _batch(self, tokens: int, scored: int, first: bool) -> int:
         """How many windows at once; the very first goes alone, to see what it takes."""
-        if first or self.limit == 1:
+        if first:
             return 1
         cpu = self.subject.device.type == "cpu"
         needed = self.subject.needed(tokens, scored, self.plan.window)
         each = forward(self.subject, needed, scored, self.plan.window).bytes
         fitting = int(SHARE * free_memory(self.subject.device) / each)
-        most = (AT_ONCE if cpu else AT_ONCE_ON_GPU) // needed
-        return max(1, min(fitting, self.limit or max(1, most)))
+        most = (self.room or (AT_ONCE if cpu else AT_ONCE_ON_GPU)) // needed
+        return max(1, min(fitting, most if self.most is None else min(self.most, most) if self.room else self.most))
 
     def _losses(self, windows: list[Window], scored: int) -> np.ndarray:
         """The losses of as many of these windows as memory allows: (n, scored)."""
-        start = time.perf_counter()
-        try:
-            ids_BT = torch.from_numpy(np.stack([self._ids(window) for window in windows]))
-            found = self.subject.losses(ids_BT, scored, self.plan.window).numpy()
-        except (RuntimeError, MemoryError, IndexError, ValueError) as error:
-            if out_of_memory(error):
-                return self._losses(self._half(windows), scored)
-            if isinstance(error, FieldlensError) or self.done:
-                raise
-            said = " ".join(str(error).split())[:200]
-            trained = f"; its configuration says {self.subject.train_length}" if self.subject.train_length else ""
-            raise BadInput(f"{self.subject.name} cannot take {len(ids_BT[0]) - 1} tokens{trained} ({said})") from error
+        while True:
+            start = time.perf_counter()
+            found = self._attempt(windows, scored)
+            if found is not None:
+                break
+            windows = self._half(windows, scored)
         if not np.isfinite(found).all():
             raise Undefined(
                 f"{self.subject.name} gives a loss that is not finite, at length {self._length_of(windows)}"
             )
-        first = not self.done
         self.done += sum(self._operations(window) for window in windows)
-        seconds = time.perf_counter() - start
-        if first:
-            self._estimate(windows[0], scored, seconds)
+        if not self.begun:
+            self.begun = True
+            self._estimate(windows[0], scored, time.perf_counter() - start)
         self.watch({"done": self.done, "total": self.total, "what": f"length {self._length_of(windows)}"})
         if time.monotonic() - self.saved > SAVE_EVERY:
             self._save()
         return found
 
-    def _half(self, windows: list[Window]) -> list[Window]:
+    def _attempt(self, windows: list[Window], scored: int) -> np.ndarray | None:
+        """The losses, or None if memory ran out; by then everything of the attempt is gone."""
+        ids_BT = torch.from_numpy(np.stack([self._ids(window) for window in windows]))
+        try:
+            return self.subject.losses(ids_BT, scored, self.plan.window).numpy()
+        except (RuntimeError, MemoryError, IndexError, ValueError) as error:
+            if out_of_memory(error):
+                return None
+            if isinstance(error, FieldlensError) or self.begun:
+                raise
+            said = " ".join(str(error).split())[:200]
+            trained = f"; its configuration says {self.subject.train_length}" if self.subject.train_length else ""
+            raise BadInput(f"{self.subject.name} cannot take {len(ids_BT[0]) - 1} tokens{trained} ({said})") from error
+
+    def _half(self, windows: list[Window], scored: int) -> list[Window]:
         if len(windows) == 1:
             raise NoMemory(
                 f"not enough memory for one text of {self._length_of(windows)} tokens: give shorter --lengths"
             )
-        self.limit = len(windows) // 2
-        self.watch({"warning": f"not enough memory: going on with batches of {self.limit}"})
-        return windows[: self.limit]
+        kept = windows[: len(windows) // 2]
+        self.room = len(kept) * self.subject.needed(self._length_of(kept), scored, self.plan.window)
+        self.watch({"warning": f"not enough memory: going on with batches of {len(kept)}"})
+        return kept
 
     def _ids(self, window: Window) -> np.ndarray:
         ids = self.documents[window.document][window.start : window.stop + 1].astype(np.int64)
@@ -437,9 +506,22 @@ class _Work:
             write_arrays(self.journal, {"losses": self.losses_LN})
 
 
-def _finite(mean: float) -> float | None:
-    """The perplexity of a mean loss, if there is one."""
-    return math.exp(mean) if math.isfinite(mean) and mean < 700 else None
+def _places(windows: list[Window]) -> np.ndarray:
+    """Document and offset of every target, as numbers."""
+    counts = [window.scored for window in windows]
+    last = np.cumsum(counts)
+    within_N = np.arange(last[-1]) - np.repeat(last - counts, counts)
+    firsts = [window.stop - window.scored + 1 for window in windows]
+    return np.stack([np.repeat([window.document for window in windows], counts), np.repeat(firsts, counts) + within_N])
+
+
+def _exp(mean: float) -> float:
+    """The perplexity of a mean loss; infinite where no number is large enough."""
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def documents_of(ids: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:

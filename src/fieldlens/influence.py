@@ -36,6 +36,8 @@ class Seam:
     def __init__(self, subject: Subject, checkpointing: bool = False) -> None:
         self.subject, self.checkpointing = subject, checkpointing
         self.module, self.embedding = _parts(subject)
+        self.reason = ""
+        """Why the last gradient that was undefined was so."""
 
     def norms(self, ids_BT: Tensor, target: Target = "log-likelihood", window: int | None = None) -> Tensor:
         """‖∂ target / ∂ embedding‖ of each context token; ids are context and then the true next token: (B, T) float64.
@@ -113,13 +115,19 @@ class Seam:
         sizes_BT = leaf_BTD.detach().to(wide).norm(dim=-1).double().cpu()
         effect_B = (norms_BT * sizes_BT).sum(1)
         grain_B = GRAIN * torch.finfo(self.subject.dtype).eps * outcome_BV.abs().amax(1).double().cpu().clamp(min=1e-3)
-        defined_B = torch.isfinite(norms_BT).all(1) & (effect_B > grain_B)
+        finite_B, large_B = torch.isfinite(norms_BT).all(1), effect_B > grain_B
+        defined_B = finite_B & large_B
+        if not finite_B.all():
+            self.reason = "the gradient is not finite: the model computes something that is no number"
+        elif not large_B.all():
+            self.reason = "the gradient is zero or no more than round-off: the prediction does not depend on the text"
         return norms_BT.where(defined_B[:, None], torch.nan)
 
     def check(self) -> None:
         """The seam must not change what the model says."""
         chance = torch.Generator().manual_seed(0)
-        ids_BT = torch.randint(self.subject.vocabulary, (1, 8), generator=chance).to(self.subject.device)
+        tokens = min(8, self.subject.limit or 8)
+        ids_BT = torch.randint(self.subject.vocabulary, (1, tokens), generator=chance).to(self.subject.device)
         with torch.no_grad():
             plain = next(self.subject.logits(ids_BT, 1, None, 0)).double()
         with self.open() as leaf, torch.enable_grad():

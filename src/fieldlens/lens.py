@@ -17,9 +17,9 @@ from fieldlens.results import write_arrays, write_json
 from fieldlens.sheet import Sheet
 
 MEANING = """
-For each segment the gradient of log p(next token) is taken with respect to every input embedding. The length of that
-vector, divided by the sum over all tokens, is a token's **share**: how strongly a small change of that token would move
-the prediction, relative to the others.
+For each segment the gradient of {target} is taken with respect to every input embedding. The length of that vector,
+divided by the sum over all tokens, is a token's **share**: how strongly a small change of that token would move the
+prediction, relative to the others.
 
 The **empirical receptive field** at 99% is the number of most recent tokens that together hold more than 99% of the
 gradient. **Coverage** is the share inside the training length. The paper's principle: if training covered more than
@@ -32,7 +32,7 @@ DOUBTS = """
 A gradient is a local statement: it says what a small change would do, not what removing a token would do. `--probe`
 cuts the context instead, and `--check` measures perplexity.
 
-Many pretrained models park attention on the **first token**. That share carries no information, but it makes the
+Many pretrained models park attention on the **first token**. That share says little about the text, but it makes the
 receptive field look as long as the text. It is shown apart.
 
 If 99% needs more than nine tenths of the length, the field is **not bounded** at this length; a larger `--length` may
@@ -55,7 +55,7 @@ def summary(found: Sequence[Measurement]) -> Sheet:
         rows.append(
             [
                 one.name,
-                *(f"{field.erf(level):,}" for level in LEVELS),
+                *(_of_training(field, level) for level in LEVELS),
                 f"{field.first_share:.1%}",
                 "–" if share is None else f"{share:.1%}",
             ]
@@ -64,6 +64,12 @@ def summary(found: Sequence[Measurement]) -> Sheet:
     title = f"most recent tokens that hold 50, 90, 95, 99% of the gradient, of {length:,}"
     notes = [f"{one.name}: {sentence}" for one in found for sentence in advice(one)]
     return Sheet(columns, rows, title, notes)
+
+
+def _of_training(field: ReceptiveField, level: float) -> str:
+    """Tokens, and what part of the training length they are."""
+    tokens = field.erf(level)
+    return f"{tokens:,}" + (f" ({tokens / field.train_length:.2g} L_tr)" if field.train_length else "")
 
 
 def advice(one: Measurement) -> list[str]:
@@ -111,7 +117,7 @@ def blocks(found: Sequence[Measurement], command: str) -> list[report.Block]:
             *_checks(defined, colours),
             *_heats(defined, colours),
         ]
-    return [*said, *_meaning(), *_made(found, command)]
+    return [*said, *_meaning(found[0].about["asked"].get("target", "log-likelihood")), *_made(found, command)]
 
 
 Colours = dict[int, tuple[str, str]]
@@ -127,7 +133,7 @@ def _headline(one: Measurement, colour: str, many: bool) -> list[report.Block]:
     ]
     blocks = [report.heading(one.name)] if many else []
     blocks.append(report.cards(*cards))
-    kind = "warning" if field.saturated else "info"
+    kind = "warning" if field.saturated() else "info"
     return [*blocks, report.note(kind, *advice(one))]  # type: ignore[arg-type]
 
 
@@ -144,10 +150,10 @@ def _curves(found: Sequence[Measurement], colours: Colours) -> list[report.Block
         low, high = (_plain(line) for line in (curve.low, curve.high))
         colour, _ = colours[id(one)]
         series.append(report.Series(one.name, recent, _plain(curve.middle), colour, low=low, high=high, group=one.name))
-        if one.field.first_share > 0.05:
+        if one.field.has_sink and one.field.stands_alone:
             apart = np.cumsum(one.field.shares(without_first=True)[::-1])
             name = f"{one.name}, without the first token"
-            series.append(report.Series(name, recent[: len(apart)], _plain(apart), colour, dash=True))
+            series.append(report.Series(name, recent[: len(apart)], _plain(apart), colour, dash=True, group=one.name))
         if one.field.train_length and one.field.train_length <= one.field.length:
             trained[one.field.train_length] = report.Mark(
                 one.field.train_length, f"trained at {one.field.train_length:,}"
@@ -174,7 +180,7 @@ def _table(found: Sequence[Measurement]) -> list[report.Block]:
             [
                 one.name,
                 *(f"{field.erf(level):,}" for level in LEVELS),
-                f"{field.erf(0.99, without_first=True):,}",
+                f"{field.erf(0.99, without_first=True):,}" if field.stands_alone else "–",
                 f"{field.first_share:.1%}",
                 f"{field.train_length:,}" if field.train_length else "unknown",
                 "–" if share is None else f"{share:.1%}",
@@ -204,7 +210,7 @@ def _profiles(found: Sequence[Measurement], colours: Colours) -> list[report.Blo
 
 
 def profile(shares_T: np.ndarray) -> tuple[list[float], list[float | None]]:
-    """The mean share of a token at distance 1, 2, 3–4, 5–8 …: geometric bins."""
+    """The mean share of a token at distance 1, 2, 3, 4–5, 6–8 …: bins that grow by a half."""
     recent = shares_T[::-1]
     distances, means = [], []
     start = 0
@@ -249,6 +255,9 @@ def _probes(found: Sequence[Measurement], colours: Colours) -> list[report.Block
         recent = _plain(np.cumsum(one.field.shares()[::-1]))
         colour, marker = colours[id(one)]
         series.append(report.Series(f"{one.name}, by cutting", cuts, kept, colour, marker))
+        worst, best = max(one.probe["loss"]), min(one.probe["loss"])
+        gained = [(worst - value) / (worst - best) if worst > best else None for value in one.probe["loss"]]
+        series.append(report.Series(f"{one.name}, by loss", cuts, gained, colour, dash=True))
         series.append(report.Series(f"{one.name}, by gradient", range(1, len(recent) + 1), recent, colour, dash=True))
     if not series:
         return []
@@ -258,7 +267,7 @@ def _probes(found: Sequence[Measurement], colours: Colours) -> list[report.Block
         report.Axis("of the whole prediction", format="percent"),
         series,
         (),
-        "By cutting: 1 - KL(whole context ‖ last tokens) / KL(whole context ‖ last token).",
+        "By cutting: 1 - KL(whole context ‖ last tokens) / KL(whole ‖ last token). By loss: of the best gain in loss.",
     )
     return [report.heading("If the context is cut"), chart]
 
@@ -292,7 +301,7 @@ def _checks(found: Sequence[Measurement], colours: Colours) -> list[report.Block
             report.Mark(n, f"trained at {n:,}")
             for n in sorted({o.field.train_length for o in checked if o.field.train_length})
         ],
-        "The same targets throughout; bands are 95% over documents.",
+        f"The same targets throughout; bands are 95% over {checked[0].check.contexts.units()[1]}.",  # type: ignore[union-attr]
     )
     table = report.table(["model", "coverage predicts", "perplexity"], rows, "Prediction against measurement")
     return [report.heading("Checked against perplexity"), chart, table]
@@ -312,10 +321,14 @@ def _heats(found: Sequence[Measurement], colours: Colours) -> list[report.Block]
     return blocks
 
 
-def _meaning() -> list[report.Block]:
+TARGETS = {"log-likelihood": "log p(true next token)", "top-logit": "the largest logit"}
+
+
+def _meaning(target: str) -> list[report.Block]:
+    meaning = MEANING.format(target=TARGETS.get(target, target))
     return [
         report.heading("What these numbers mean"),
-        report.text(*(" ".join(paragraph.split()) for paragraph in MEANING.split("\n\n"))),
+        report.text(*(" ".join(paragraph.split()) for paragraph in meaning.split("\n\n"))),
         report.heading("When not to believe them", 3),
         report.text(*(" ".join(paragraph.split()) for paragraph in DOUBTS.split("\n\n"))),
     ]

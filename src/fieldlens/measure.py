@@ -47,6 +47,8 @@ class Wish:
     target: Target = "log-likelihood"
     average: Average = "shares"
     window: int | None = None
+    plain: bool = False
+    """Without layers and heat maps."""
     probe: bool = False
     check: bool = False
     targets: int = 200
@@ -130,7 +132,12 @@ def measure_all(
         if place.diverged:
             raise BadInput(f"{place.text} is a run that diverged: it has no model to measure")
     texts = {place.tokenizer: _text(wish, place) for place in places}
-    return [_one(place, texts[place.tokenizer], wish, device, dtype, watch) for place in places]
+    names = [place.name for place in places]
+    called = [place.name if names.count(place.name) == 1 else f"{place.name} ({place.folder})" for place in places]
+    return [
+        _one(place, name, texts[place.tokenizer], wish, device, dtype, watch)
+        for place, name in zip(places, called, strict=True)
+    ]
 
 
 def _text(wish: Wish, place: Place) -> Text:
@@ -140,25 +147,30 @@ def _text(wish: Wish, place: Place) -> Text:
     return read_text(wish.corpus or own or "stdlib", wish.split, place.tokenizer)
 
 
-def _one(place: Place, text: Text, wish: Wish, device: torch.device, dtype: torch.dtype, watch: Watch) -> Measurement:
-    watch({"stage": place.name})
+def _one(
+    place: Place, name: str, text: Text, wish: Wish, device: torch.device, dtype: torch.dtype, watch: Watch
+) -> Measurement:
+    watch({"stage": name})
     model = load(place, device, dtype, wish.train_length)
     subject = model.subject
-    longest = max(len(ids) for ids in text.documents)
-    length = wish.length or max(2, min(LENGTH, subject.limit or LENGTH, longest - 1))
+    length = wish.length or _fitting(subject, text, wish.segments)
     _check(subject, text, length, wish)
     spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
     anchors = draw(spans, wish.segments, wish.target_seed)
     work = _Work(subject, text, length, wish, watch)
     norms_NT = work.norms(anchors)
-    first = 1 + (text.bos is not None)
-    found = ReceptiveField(norms_NT, wish.average, place.name, subject.train_length, first)
-    layers = work.layers(anchors[:LAYER_SEGMENTS]) if not found.status else {}
-    heats = work.heats(anchors[len(anchors) // 2], load_tokenizer(place.tokenizer)) if not found.status else []
-    probed = probe(subject, work.rows(anchors), wish.window, watch) if wish.probe else None
-    checked = check(subject, text, length, wish.targets, wish.target_seed, model.about, watch) if wish.check else None
+    found = ReceptiveField(norms_NT, wish.average, name, subject.train_length, text.bos is not None, work.seam.reason)
+    more = not found.status and not wish.plain
+    layers = work.layers(anchors[:LAYER_SEGMENTS]) if more else {}
+    heats = work.heats(anchors[len(anchors) // 2], load_tokenizer(place.tokenizer)) if more else []
+    probed = checked = None
+    if wish.probe:
+        probed = probe(subject, list(work.rows(anchors)), wish.window, text.bos, watch)
+    if wish.check:
+        asked = (wish.window, wish.targets, wish.target_seed)
+        checked = check(subject, text, length, *asked, model.about, watch)
     about = {
-        "model": model.about,
+        "model": {**model.about, "name": name},
         **text.about,
         "asked": {
             "length": length, "segments": wish.segments, "target": wish.target, "average": wish.average,
@@ -168,6 +180,15 @@ def _one(place: Place, text: Text, wish: Wish, device: torch.device, dtype: torc
         **provenance(device),
     }  # fmt: skip
     return Measurement(about, found, layers, heats, probed, checked)
+
+
+def _fitting(subject: Subject, text: Text, segments: int) -> int:
+    """The length if none was asked for: as much as model and text allow for so many segments, up to the usual."""
+    length = min(LENGTH, (subject.limit or LENGTH) - (subject.limit is not None and text.bos is not None))
+    counts = [len(ids) for ids in text.documents]
+    while length > 2 and sum(span.anchors for span in eligible(counts, protocol("last-token"), length)) < segments:
+        length = length * 7 // 8
+    return max(2, length)
 
 
 def theoretical(subject: Subject, window: int | None) -> dict[str, Any] | None:
@@ -203,7 +224,8 @@ class _Work:
         self.layers_chosen = sorted({round(n) for n in np.linspace(0, count - 1, min(LAYERS, count))}) if count else []
         # in gradients: a layer's gradient costs as much as lies below it
         self.layer_cost = 1 + sum((number + 1) / count for number in self.layers_chosen)
-        self.total = wish.segments + HEAT_TARGETS + min(LAYER_SEGMENTS, wish.segments) * self.layer_cost
+        more = HEAT_TARGETS + min(LAYER_SEGMENTS, wish.segments) * self.layer_cost
+        self.total = wish.segments + (0 if wish.plain else more)
         self.done = 0.0
 
     def rows(self, anchors: Sequence[Anchor]) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fieldlens.checkpoint import Damaged, read_folder
 from fieldlens.decoder import Decoder
 from fieldlens.errors import BadInput
 from fieldlens.run import Run
@@ -36,6 +37,11 @@ class Place:
     run: Run | None = None
 
     @property
+    def folder(self) -> str:
+        """What tells it apart from another of the same name."""
+        return Path(self.text).name
+
+    @property
     def diverged(self) -> bool:
         return self.run is not None and self.run.read(self.run.status).get("state") == "diverged"
 
@@ -43,7 +49,7 @@ class Place:
     def tokenizer(self) -> Path:
         """The folder of the model's tokenizer: its own, or one made in the cache from what transformers can read."""
         if self.path is None:
-            return _converted({"tokenizer of": self.text}, self.text, {})
+            return _fetched(self.text)
         if self.path.is_file():
             return _converted(
                 {"tokenizer of": hash_of(self.path)}, str(self.path.parent), {"gguf_file": self.path.name}
@@ -62,6 +68,7 @@ class Place:
         known = self.run.read(self.run.config)
         return {
             "name": self.name,
+            "folder": self.run.folder.name,
             "recipe": known["recipe"],
             "data": known["experiment"]["data"],
             "address": known["address"],
@@ -72,6 +79,7 @@ def find(text: str) -> Place:
     """The place that a command's MODEL means."""
     run, path = Run(Path(text)), Path(text)
     if run.status.is_file() and run.config.is_file():
+        _check_run(run, text)
         state = run.read(run.status).get("state")
         if state != "diverged" and not run.model.is_dir():
             raise BadInput(f"{text} is a run without a model: it is {state}; fieldlens train --resume finishes it")
@@ -85,6 +93,17 @@ def find(text: str) -> Place:
     if not path.exists() and _HUB.fullmatch(text) and not path.parent.exists():
         return Place(text, text, None)
     raise BadInput(f"model '{text}' does not exist: give a run folder, a Hugging Face folder or id, or a .gguf file")
+
+
+def _check_run(run: Run, text: str) -> None:
+    status, config = run.read(run.status), run.read(run.config)
+    try:
+        whole = isinstance(status["state"], str) and isinstance(config["recipe"]["scheme"], str)
+        whole = whole and {"corpus", "seed"} <= set(config["recipe"]) and {"experiment", "address"} <= set(config)
+    except (KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise BadInput(f"{text} looks like a run folder, but its status.json or config.json is not one of ours")
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,11 @@ def load(place: Place, device: torch.device, dtype: torch.dtype, train_length: i
 def _weights(place: Place, dtype: torch.dtype) -> Any:
     if place.path is None:
         return _pretrained(place.text, place.text, dtype=dtype)
+    if place.run is not None:
+        try:
+            read_folder(place.path)
+        except Damaged as error:
+            raise BadInput(f"{place.text}: the model folder is damaged ({error}); train again, or --resume") from None
     return _gguf(place.path, dtype) if place.path.is_file() else _pretrained(str(place.path), place.text, dtype=dtype)
 
 
@@ -155,6 +179,30 @@ def _pretrained(place: str, shown: str, **settings: Any) -> Any:
     return model.requires_grad_(False)
 
 
+def _fetched(name: str) -> Path:
+    """The tokenizer files of a hub id, in the cache; nothing is opened by anybody but us."""
+    from transformers.utils import cached_file
+
+    with _quiet(), _in_one_line(name):
+        found = [
+            cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+            for file in ("tokenizer.json", "tokenizer_config.json")
+        ]
+    if found[0] is None:
+        return _converted({"tokenizer of": name}, name, {})
+    contents = {Path(file).name: Path(file).read_bytes() for file in found if file}
+    folder = cache_folder() / "tokenizers" / digest([name, *(hash_of(Path(file)) for file in found if file)])[:32]
+    if intact(folder) is None:
+
+        def write(place: Path) -> dict[str, Any]:
+            for file, data in contents.items():
+                (place / file).write_bytes(data)
+            return {}
+
+        build(folder, {"tokenizer of": name}, write)
+    return folder
+
+
 def _converted(key: dict[str, Any], place: str, settings: dict[str, Any]) -> Path:
     from transformers import AutoTokenizer
 
@@ -173,7 +221,9 @@ def _in_one_line(shown: str) -> Iterator[None]:
         yield
     except BadInput:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         said = " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"{shown} cannot be loaded: {said[:300]}") from error
 

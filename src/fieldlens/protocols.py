@@ -45,6 +45,10 @@ class Protocol(ABC):
         """How many tokens of its document an anchor must have before it, and after it."""
         return longest, 0
 
+    def step(self, longest: int) -> int:
+        """How far apart anchors lie, so that no target is drawn twice."""
+        return 1
+
     @abstractmethod
     def windows(self, anchor: Anchor, length: int, longest: int) -> list[Window]:
         """The windows of one anchor at one length."""
@@ -73,6 +77,9 @@ class LastK(Protocol):
     name, version = "last-k", 1
     k: int = 16
 
+    def step(self, longest: int) -> int:
+        return self.k
+
     def windows(self, anchor: Anchor, length: int, longest: int) -> list[Window]:
         return [Window(anchor.document, anchor.offset - length, anchor.offset, self.k)]
 
@@ -88,7 +95,10 @@ class NonOverlapping(Protocol):
     name, version = "non-overlapping", 1
 
     def room(self, longest: int) -> tuple[int, int]:
-        return 1, longest - 1
+        return longest, longest - 1  # one before would do, but so the stretches are those of `sliding`
+
+    def step(self, longest: int) -> int:
+        return longest
 
     def windows(self, anchor: Anchor, length: int, longest: int) -> list[Window]:
         first = anchor.offset - 1
@@ -106,6 +116,9 @@ class Sliding(Protocol):
 
     def room(self, longest: int) -> tuple[int, int]:
         return longest, longest - 1
+
+    def step(self, longest: int) -> int:
+        return longest
 
     def windows(self, anchor: Anchor, length: int, longest: int) -> list[Window]:
         found = []
@@ -152,16 +165,18 @@ def protocol(name: str, **options: Any) -> Protocol:
 
 
 class Eligible(NamedTuple):
-    """The anchors of one document that have room: `first` and those right after it, `anchors` in all."""
+    """The anchors of one document that have room: `first` and those a step after each other, `anchors` in all."""
 
     first: int
     anchors: int
+    step: int = 1
 
 
 def eligible(lengths: Sequence[int], protocol: Protocol, longest: int) -> list[Eligible]:
     """The anchors with room, document by document, from the documents' lengths."""
     before, after = protocol.room(longest)
-    return [Eligible(before, max(0, length - before - after)) for length in lengths]
+    step = protocol.step(longest)
+    return [Eligible(before, max(0, -(-(length - before - after) // step)), step) for length in lengths]
 
 
 def draw(spans: Sequence[Eligible], count: int, seed: int, unit: str = "tokens") -> list[Anchor]:
@@ -184,5 +199,5 @@ def draw(spans: Sequence[Eligible], count: int, seed: int, unit: str = "tokens")
         while number >= passed + span.anchors:
             passed += span.anchors
             document, span = next(documents)
-        found.append(Anchor(document, span.first + number - passed))
+        found.append(Anchor(document, span.first + (number - passed) * span.step))
     return found

@@ -8,21 +8,24 @@ The empirical receptive field ERF(p) is how many of the most recent tokens hold 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fieldlens.errors import BadInput
+from fieldlens.errors import BadInput, unknown
 from fieldlens.influence import Target, seam
-from fieldlens.subject import check_causal, subject
+from fieldlens.subject import check_causal, resting, subject
 
 TIE = 1e-9
 """What exceeds p by less does not exceed it: sums of many shares round."""
 
 SATURATED = 0.9
 """An ERF above this part of the length is not bounded by it."""
+
+SINK = 0.01
+"""A first token with less than this is no attention sink."""
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
 Average = Literal["shares", "norms"]
@@ -37,8 +40,10 @@ class ReceptiveField:
     average: Average = "shares"
     name: str = ""
     train_length: int | None = None
-    first: int = 1
-    """How many tokens at the very beginning are shown apart: the first, and a BOS before it."""
+    bos: bool = False
+    """Whether a token that is no part of the text, and not counted in its length, stands before it."""
+    reason: str = ""
+    """Why segments are undefined, if some are."""
 
     def __post_init__(self) -> None:
         self.norms_NT.setflags(write=False)
@@ -53,11 +58,17 @@ class ReceptiveField:
         """Empty if all is well, else the reason why there is no receptive field."""
         if self.defined.any():
             return ""
-        return "the gradient is not finite, zero or no more than round-off: the prediction does not depend on the text"
+        return self.reason or "the gradient is not finite, zero or no more than round-off"
 
     @property
     def length(self) -> int:
-        return self.norms_NT.shape[1]
+        """Tokens of text, without a BOS."""
+        return self.norms_NT.shape[1] - self.bos
+
+    @property
+    def first(self) -> int:
+        """How many tokens at the very beginning are shown apart: the first, and a BOS before it."""
+        return 1 + self.bos
 
     def segments(self, without_first: bool = False) -> np.ndarray:
         """The shares of each defined segment: (n, T), or without the tokens that are shown apart."""
@@ -71,7 +82,7 @@ class ReceptiveField:
             raise BadInput(f"{self.name or 'this model'} has no receptive field here: {self.status}")
         if self.average == "norms":
             norms = self.norms_NT[self.defined][:, self.first if without_first else 0 :].mean(0)
-            return norms / norms.sum()
+            return norms / norms.sum() if norms.sum() > 0 else norms
         return self.segments(without_first).mean(0)
 
     @property
@@ -85,12 +96,12 @@ class ReceptiveField:
         return torch.from_numpy(cumulative(self.shares()))
 
     def erf(self, level: float = 0.99, without_first: bool = False) -> int:
-        """How many of the most recent tokens hold more than this share of the gradient."""
-        return erf(self.shares(without_first), level)
+        """How many of the most recent tokens hold more than this share of the gradient, a BOS not counted."""
+        return min(self.length, erf(self.shares(without_first), level))
 
     def erfs(self, level: float, without_first: bool = False) -> np.ndarray:
         """The same of each segment."""
-        return np.array([erf(one, level) for one in self.segments(without_first)])
+        return np.array([min(self.length, erf(one, level)) for one in self.segments(without_first)])
 
     @property
     def first_share(self) -> float:
@@ -101,10 +112,19 @@ class ReceptiveField:
         """The share of so many most recent tokens."""
         return float(self.shares()[-tokens:].sum()) if tokens > 0 else 0.0
 
-    @property
-    def saturated(self) -> bool:
+    def saturated(self, without_first: bool = False) -> bool:
         """Whether the ERF is not bounded at this length."""
-        return self.erf(0.99) > SATURATED * self.length
+        return self.erf(0.99, without_first) > SATURATED * self.length
+
+    @property
+    def has_sink(self) -> bool:
+        """Whether the beginning holds so much more than its part that it is probably an attention sink."""
+        return self.first_share > max(SINK, 5 * self.first / self.length)
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether anything but the beginning matters, so that there are numbers without it."""
+        return bool(self.norms_NT[self.defined][:, self.first :].sum() > 0)
 
     def plot(self) -> Any:
         """A figure of the cumulative share against the number of most recent tokens."""
@@ -128,6 +148,7 @@ class ReceptiveField:
             "length": self.length,
             "segments": len(self.norms_NT),
             "undefined_segments": int((~self.defined).sum()),
+            "undefined_reason": self.reason,
             "average": self.average,
             "train_length": self.train_length,
             "status": self.status or "ok",
@@ -136,10 +157,14 @@ class ReceptiveField:
             return about
         return about | {
             "erf": {f"{level:g}": self._read(level, False) for level in LEVELS},
-            "erf_without_first": {f"{level:g}": self._read(level, True) for level in LEVELS},
+            "erf_without_first": {f"{level:g}": self._read(level, True) for level in LEVELS}
+            if self.stands_alone
+            else None,
             "first_tokens": self.first,
             "first_share": self.first_share,
-            "saturated": self.saturated,
+            "sink": self.has_sink,
+            "saturated": self.saturated(),
+            "saturated_without_first": self.saturated(without_first=True) if self.stands_alone else None,
             "share": [float(f"{value:.6g}") for value in self.shares()],
         }
 
@@ -175,11 +200,30 @@ def receptive_field(
 
     `ids` are context tokens followed by the token to predict: one row, or many of the same length to average.
     """
-    ids_BT = torch.as_tensor(ids)
+    for given, allowed, kind in ((target, get_args(Target), "target"), (average, get_args(Average), "average")):
+        if given not in allowed:
+            raise unknown(kind, given, allowed)
+    with resting(model):
+        return _receptive_field(model, _rows(ids), target, average, window, checkpointing)
+
+
+def _rows(ids: Tensor | Sequence[int]) -> Tensor:
+    try:
+        ids_BT = torch.as_tensor(ids)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise BadInput(f"ids are whole numbers, one row or many of the same length ({error})") from None
     ids_BT = ids_BT[None] if ids_BT.ndim == 1 else ids_BT
-    if ids_BT.ndim != 2 or ids_BT.is_floating_point() or ids_BT.shape[1] < 2:
+    if ids_BT.ndim != 2 or ids_BT.is_floating_point() or ids_BT.shape[1] < 2 or not len(ids_BT):
         raise BadInput("ids are whole numbers, one row or many: at least one context token and the one to predict")
+    return ids_BT
+
+
+def _receptive_field(
+    model: Any, ids_BT: Tensor, target: Target, average: Average, window: int | None, checkpointing: bool
+) -> ReceptiveField:
     one = subject(model)
+    if one.dtype.itemsize < 4:
+        raise BadInput(f"{one.name} is in {one.dtype}: gradients need at least float32; call model.float() first")
     check_ids(ids_BT, one.vocabulary, one.name)
     if one.limit is not None and ids_BT.shape[1] - 1 > one.limit:
         raise BadInput(f"{ids_BT.shape[1] - 1} tokens are beyond the {one.limit} positions that {one.name} has learned")
@@ -187,7 +231,7 @@ def receptive_field(
     one.check_window(window)
     opened = seam(one, checkpointing)
     norms_BT = torch.cat([opened.norms(row[None], target, window) for row in ids_BT])
-    return ReceptiveField(norms_BT.numpy(), average, one.name, one.train_length)
+    return ReceptiveField(norms_BT.numpy(), average, one.name, one.train_length, reason=opened.reason)
 
 
 def check_ids(ids: Tensor, vocabulary: int, name: str) -> None:

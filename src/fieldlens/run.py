@@ -80,11 +80,14 @@ class Run:
     def read(self, path: Path) -> dict[str, Any]:
         """One of the run's JSON files; {} when it is not there."""
         try:
-            return json.loads(path.read_text())
+            found = json.loads(path.read_text())
         except FileNotFoundError:
             return {}
         except ValueError as error:
             raise BadInput(f"{path} is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise BadInput(f"{path} is not what a run writes: {type(found).__name__}, not an object")
+        return found
 
     def history(self) -> list[dict[str, Any]]:
         """The metrics so far; a last line that was cut short is passed over."""

@@ -49,8 +49,9 @@ class Sheet:
 
         body = [line(self.columns), r"\midrule", *map(line, self.rows)]
         head = rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}"
-        comments = [f"% {note}" for note in (self.title, *self.notes) if note]
-        return "\n".join([*comments, head, r"\toprule", *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
+        title = [f"% {self.title}"] if self.title else []
+        notes = [rf"\par {_escaped(note)}" for note in self.notes]
+        return "\n".join([*title, head, r"\toprule", *body, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
 
 def records_csv(records: Sequence[dict[str, Any]]) -> str:

@@ -53,8 +53,8 @@ class Subject(ABC):
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         """Logits after the last `keep` tokens, in pieces (B, t, V). `first` is the first token's position."""
 
-    def fits_cropped(self, window: int | None) -> bool:
-        """Whether a text cut down to what its end can see gives the end's own logits."""
+    def fits_cropped(self, tokens: int, reach: int, window: int | None) -> bool:
+        """Whether a text of so many tokens, cut down to what its end can see, gives the end's own logits."""
         return True
 
     def check_window(self, window: int | None) -> None:
@@ -69,7 +69,9 @@ class Subject(ABC):
     def needed(self, tokens: int, keep: int, window: int | None) -> int:
         """How many of the last tokens are needed for the last `keep` logits."""
         reach = self.reach(window)
-        return tokens if reach is None or not self.fits_cropped(window) else min(tokens, reach + keep - 1)
+        if reach is None or tokens <= reach + keep - 1 or not self.fits_cropped(tokens, reach, window):
+            return tokens
+        return reach + keep - 1
 
     @torch.no_grad()
     def losses(self, ids_BT: Tensor, keep: int = 1, window: int | None = None) -> Tensor:
@@ -131,6 +133,7 @@ class Theirs(Subject):
         self.cache_bytes = _cache_bytes(config, self.dtype)
         self.train_length, self.windows = _train_length(config), _windows(config)
         self.limit = _learned_positions(model)
+        self._croppable: dict[tuple[int, int | None], bool] = {}
 
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         with _band(window):
@@ -142,23 +145,23 @@ class Theirs(Subject):
         if window is not None and not self._takes_bands:
             raise BadInput(f"{self.name} cannot be given a window: a mask does not change what its layers see")
 
-    def fits_cropped(self, window: int | None) -> bool:
-        return self._takes_bands and self._shifts
+    def fits_cropped(self, tokens: int, reach: int, window: int | None) -> bool:
+        key = (tokens, window)
+        if key not in self._croppable:  # at this very length: some rotary positions change with it
+            self._croppable[key] = self.limit is None and self._same_cropped(tokens, reach, window)
+        return self._croppable[key]
+
+    def _same_cropped(self, tokens: int, reach: int, window: int | None) -> bool:
+        text_BT = self._noise(tokens)[:1]
+        return close(self._last(text_BT, window), self._last(text_BT[:, -reach:], window))
 
     @cached_property
     def _takes_bands(self) -> bool:
         """With a window of 1 nothing but the last token may matter; without one something else must."""
-        texts_BT = self._noise(6)
+        texts_BT = self._noise(min(6, self.limit or 6))
         texts_BT[1, -1] = texts_BT[0, -1]
         alone, free = (self._last(texts_BT, window) for window in (1, None))
         return close(alone[0], alone[1]) and not close(free[0], free[1])
-
-    @cached_property
-    def _shifts(self) -> bool:
-        """Whether a text in which the beginning is out of reach may be given without it."""
-        reach = (self.layers or 1) + 1  # of a window of 2
-        texts_BT = self._noise(reach + 3)
-        return close(self._last(texts_BT, 2), self._last(texts_BT[:, -reach:], 2))
 
     def _last(self, ids_BT: Tensor, window: int | None) -> Tensor:
         with torch.no_grad():
@@ -174,6 +177,8 @@ class Plain(Subject):
 
     def __init__(self, function: Callable[[Tensor], Tensor], name: str = "") -> None:
         self.function, self.name = function, name or getattr(function, "__name__", type(function).__name__)
+        if isinstance(function, nn.Module):
+            function.eval()
         self.device = torch.device("cpu")
         with torch.no_grad():
             logits = function(torch.zeros(1, 1, dtype=torch.long))
@@ -219,10 +224,13 @@ def weights_hash(module: nn.Module) -> str:
 def check_causal(subject: Subject) -> None:
     """Refuse a model whose logits change when a later token does."""
     chance = torch.Generator().manual_seed(0)
-    ids_BT = torch.randint(subject.vocabulary, (1, 8), generator=chance).expand(2, -1).clone()
+    tokens = min(8, subject.limit or 8)
+    ids_BT = torch.randint(subject.vocabulary, (1, tokens), generator=chance).expand(2, -1).clone()
     ids_BT[1, -1] = (ids_BT[0, -1] + 1) % subject.vocabulary
+    if tokens < 2:
+        return
     with torch.no_grad():
-        logits_BTV = torch.cat(list(subject.logits(ids_BT.to(subject.device), 8, None, 0)), 1)[:, :-1].double()
+        logits_BTV = torch.cat(list(subject.logits(ids_BT.to(subject.device), tokens, None, 0)), 1)[:, :-1]
     if not close(logits_BTV[0], logits_BTV[1]):
         raise BadInput(f"{subject.name} is not causal: its prediction changes with a token that comes later")
 
@@ -298,3 +306,14 @@ def _band(window: int | None) -> Iterator[None]:
     finally:
         for name in names:
             del MASKS[name]
+
+
+@contextmanager
+def resting(model: Any) -> Iterator[None]:
+    """While this holds a module is in evaluation mode; afterwards as it was."""
+    modes = {module: module.training for module in model.modules()} if isinstance(model, nn.Module) else {}
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

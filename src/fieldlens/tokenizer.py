@@ -204,11 +204,17 @@ class Coder:
 
 
 def _sizes(text: str, offsets: list[tuple[int, int]]) -> np.ndarray:
-    """Bytes from the end of one token to the end of the next, from their places among the characters."""
+    """Bytes from the end of one token to the end of the next; tokens that end together share theirs evenly."""
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     ends = np.concatenate([[0], np.cumsum(1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000))])
-    reached = np.maximum.accumulate(ends[[stop for _, stop in offsets]]) if offsets else np.zeros(0, np.int64)
-    return np.diff(reached, prepend=0)
+    if not offsets:
+        return np.zeros(0, np.int64)
+    reached, group_N, counts = np.unique(
+        np.maximum.accumulate(ends[[stop for _, stop in offsets]]), return_inverse=True, return_counts=True
+    )
+    bytes_of_group = np.diff(reached, prepend=0)
+    place_N = np.arange(len(offsets)) - (np.cumsum(counts) - counts)[group_N]
+    return bytes_of_group[group_N] // counts[group_N] + (place_N < (bytes_of_group % counts)[group_N])
 
 
 def _byte_level(description: dict[str, Any]) -> bool:

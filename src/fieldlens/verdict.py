@@ -16,26 +16,16 @@ from fieldlens.statistics import bootstrap_difference, holm, sign_flip, smallest
 
 ALPHA = 0.05
 EXPLOSION = 1.5
-FEW = 10
-"""With fewer documents than this, tokens are flipped one by one: a weaker argument, and said so."""
 
 
-def units(documents_N: np.ndarray) -> tuple[np.ndarray, str]:
-    """What is resampled together: documents, or single tokens where documents are too few to tell anything."""
-    if len(set(documents_N.tolist())) >= FEW:
-        return documents_N, "documents"
-    return np.arange(len(documents_N)), "tokens"
-
-
-def judge(losses: dict[int, np.ndarray], documents_N: np.ndarray, train_length: int | None) -> dict[str, Any]:
-    """The verdict on these losses by length."""
+def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_length: int | None) -> dict[str, Any]:
+    """The verdict on these losses by length; `units_N` says which targets are resampled together, as one `unit`."""
     if train_length is None:
         return {"verdict": None, "reason": "the training length is not known: give --train-length"}
     beyond = [length for length in sorted(losses) if length > train_length]
     if train_length not in losses or not beyond:
         missing = "itself" if train_length not in losses else "or more"
         return {"verdict": None, "reason": f"no length of the training length {train_length} {missing} was evaluated"}
-    units_N, unit = units(documents_N)
     evidence = []
     for length in beyond:
         differences_N = losses[length] - losses[train_length]

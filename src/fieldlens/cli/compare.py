@@ -46,13 +46,14 @@ def compare(
     machine.start()
     if not results:
         raise BadInput("nothing to compare: give result files of fieldlens evaluate")
-    files = [file for path in results for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    files = [file for path in results for file in (_inside(path) if path.is_dir() else [path])]
     found = compare_evaluations([read_evaluation(file) for file in files], by)
-    sheet = found.sheet()
+    sheets = [found.sheet(), *found.tests()]
     texts = {
-        "markdown": sheet.markdown(),
-        "latex": sheet.latex(),
+        "markdown": "\n".join(sheet.markdown() for sheet in sheets),
+        "latex": "\n".join(sheet.latex() for sheet in sheets),
         "csv": records_csv(found.cells),
+        "tests": records_csv(found.within),
         "json": json.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n",
     }
     if out is not None:
@@ -61,11 +62,18 @@ def compare(
         print(texts["json" if as_json else style], end="")
         return
     console = Console(highlight=False)
-    for one in (sheet, found.tests()):
-        if one.rows:
-            console.print(one.text())
-            for note in one.notes:
-                console.print(note, style="dim", markup=False)
+    for sheet in sheets:
+        console.print(sheet.text())
+        for note in sheet.notes:
+            console.print(note, style="dim", markup=False)
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The results of evaluations in a folder; other JSON may lie there too."""
+    from fieldlens.evaluation import KIND
+    from fieldlens.results import read_json
+
+    return [file for file in sorted(folder.glob("*.json")) if read_json(file).get("kind") == KIND]
 
 
 def _write(out: Path, texts: dict[str, str], found: "object") -> None:
@@ -77,6 +85,7 @@ def _write(out: Path, texts: dict[str, str], found: "object") -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, ending in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):
         replace_file(out / f"comparison.{ending}", texts[name].encode())
-    figure = draw.perplexity_lines(found.lines())
+    replace_file(out / "comparison-tests.csv", texts["tests"].encode())
+    figure = draw.perplexity_lines(found.lines(), found.quantity)
     for ending in ("png", "svg"):
         draw.save(figure, out / f"comparison.{ending}")

@@ -107,4 +107,5 @@ def _print(found: list[tuple[Path, Any]], out: Path) -> None:
             console.print(note, style="dim", markup=False)
     for path, _ in found:
         console.print(f"result: {path}", soft_wrap=True, markup=False)
-    console.print(f"plot: {out / 'perplexity.png'}", soft_wrap=True, markup=False)
+    if any(one.losses for _, one in found):
+        console.print(f"plot: {out / 'perplexity.png'}", soft_wrap=True, markup=False)

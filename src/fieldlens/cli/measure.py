@@ -21,6 +21,7 @@ def measure(
     target: Literal["log-likelihood", "top-logit"] = "log-likelihood",
     average: Literal["shares", "norms"] = "shares",
     window: int | None = None,
+    plain: bool = False,
     probe: bool = False,
     check: bool = False,
     targets: int = 200,
@@ -56,6 +57,8 @@ def measure(
         Normalise each segment and average the shares, or average the norms and normalise.
     window
         Give every layer a window of so many keys.
+    plain
+        Leave layers and heat maps out: half the time.
     probe
         Also cut the context and see how the prediction changes.
     check
@@ -79,8 +82,23 @@ def measure(
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
     wish = Wish(
-        corpus, text, length, segments, target, average, window, probe, check, targets, target_seed, train_length, split
+        corpus,
+        text,
+        length,
+        segments,
+        target,
+        average,
+        window,
+        plain,
+        probe,
+        check,
+        targets,
+        target_seed,
+        train_length,
+        split,
     )
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file: a folder is needed")
     device, dtype = machine.start()
     if dtype.itemsize < 4:
         import torch

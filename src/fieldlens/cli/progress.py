@@ -24,7 +24,9 @@ class Watcher:
             disable=quiet or not console.is_terminal,
         )
         self.task = self.progress.add_task("", total=None)
-        self.stage, self.last, self.begun = "", time.monotonic(), time.monotonic()
+        self.stage, self.last = "", time.monotonic()
+        self.begun: tuple[float, float] | None = None
+        """When the first report of a stage came, and how much was done by then."""
 
     def __enter__(self) -> "Watcher":
         self.progress.__enter__()
@@ -41,7 +43,7 @@ class Watcher:
         if self.quiet:
             return
         if "stage" in event:
-            self.stage, self.begun = event["stage"], time.monotonic()
+            self.stage, self.begun = event["stage"], None
             self.progress.reset(self.task, description=self.stage, total=None)
         if "estimate" in event:
             words = f"about {spoken(event['estimate'])}, {spoken_bytes(event['memory'])} beside the weights"
@@ -49,8 +51,10 @@ class Watcher:
         if "done" in event:
             text = f"{self.stage}  {event.get('what', '')}"
             self.progress.update(self.task, completed=event["done"], total=event["total"], description=text)
-            if not self.console.is_terminal and time.monotonic() - self.last > EVERY:
-                self.last = time.monotonic()
+            now = time.monotonic()
+            self.begun = self.begun or (now, event["done"])
+            if not self.console.is_terminal and now - self.last > EVERY and event["done"] > self.begun[1]:
+                self.last = now
+                left = (now - self.begun[0]) * (event["total"] - event["done"]) / (event["done"] - self.begun[1])
                 share = event["done"] / event["total"]
-                left = (self.last - self.begun) * (1 - share) / share
                 self.console.print(f"{text}: {share:.0%} done, {spoken(left)} left", markup=False)
