@@ -44,7 +44,7 @@ Few segments, or segments from one document, say little about other texts. The q
 
 def summary(found: Sequence[Measurement]) -> Sheet:
     """One row per model: how many of the most recent tokens hold how much."""
-    columns = ["model", *(f"{level:.0%}" for level in LEVELS), "first token", "coverage"]
+    columns = ["model", *(f"{level:.0%}" for level in LEVELS), "99% / L_tr", "first token", "coverage"]
     rows = []
     for one in found:
         field = one.field
@@ -55,7 +55,8 @@ def summary(found: Sequence[Measurement]) -> Sheet:
         rows.append(
             [
                 one.name,
-                *(_of_training(field, level) for level in LEVELS),
+                *(f"{field.erf(level):,}" for level in LEVELS),
+                f"{field.erf(0.99) / field.train_length:.2g}" if field.train_length else "–",
                 f"{field.first_share:.1%}",
                 "–" if share is None else f"{share:.1%}",
             ]
@@ -64,12 +65,6 @@ def summary(found: Sequence[Measurement]) -> Sheet:
     title = f"most recent tokens that hold 50, 90, 95, 99% of the gradient, of {length:,}"
     notes = [f"{one.name}: {sentence}" for one in found for sentence in advice(one)]
     return Sheet(columns, rows, title, notes)
-
-
-def _of_training(field: ReceptiveField, level: float) -> str:
-    """Tokens, and what part of the training length they are."""
-    tokens = field.erf(level)
-    return f"{tokens:,}" + (f" ({tokens / field.train_length:.2g} L_tr)" if field.train_length else "")
 
 
 def advice(one: Measurement) -> list[str]:
@@ -171,7 +166,7 @@ def _curves(found: Sequence[Measurement], colours: Colours) -> list[report.Block
 
 
 def _table(found: Sequence[Measurement]) -> list[report.Block]:
-    columns = ["model", *(f"{level:.0%}" for level in LEVELS), "99% less first", "first token"]
+    columns = ["model", *(f"{level:.0%}" for level in LEVELS), "99% / L_tr", "99% less first", "first token"]
     columns += ["trained at", "coverage", "windows reach"]
     rows = []
     for one in found:
@@ -180,6 +175,7 @@ def _table(found: Sequence[Measurement]) -> list[report.Block]:
             [
                 one.name,
                 *(f"{field.erf(level):,}" for level in LEVELS),
+                f"{field.erf(0.99) / field.train_length:.2g}" if field.train_length else "–",
                 f"{field.erf(0.99, without_first=True):,}" if field.stands_alone else "–",
                 f"{field.first_share:.1%}",
                 f"{field.train_length:,}" if field.train_length else "unknown",
