@@ -1,6 +1,7 @@
 """How benchmarks measure: interleaved rounds and the least of each, an A/A ratio beside; memory in a fresh process."""
 
 import json
+import math
 import multiprocessing
 import platform
 import time
@@ -82,5 +83,15 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 def write(name: str, results: dict[str, Any]) -> None:
     """Keep the figures beside the benchmark."""
     path = Path(__file__).parent / f"{name}.json"
-    path.write_text(json.dumps({"versions": versions(), **results}, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(_plain({"versions": versions(), **results}), indent=2, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n")
     Console().print(f"written: {path.name}")
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it: what is no number is null."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

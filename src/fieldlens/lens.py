@@ -167,7 +167,8 @@ def _curves(found: Sequence[Measurement], colours: Colours) -> list[report.Block
 
 def _table(found: Sequence[Measurement]) -> list[report.Block]:
     columns = ["model", *(f"{level:.0%}" for level in LEVELS), "99% / L_tr", "99% less first", "first token"]
-    columns += ["trained at", "coverage", "windows reach"]
+    windows = any(one.about["theoretical"] for one in found)
+    columns += ["trained at", "coverage", *(["windows reach"] if windows else [])]
     rows = []
     for one in found:
         field, share, reach = one.field, coverage(one.field)["share"], one.about["theoretical"]
@@ -180,7 +181,7 @@ def _table(found: Sequence[Measurement]) -> list[report.Block]:
                 f"{field.first_share:.1%}",
                 f"{field.train_length:,}" if field.train_length else "unknown",
                 "–" if share is None else f"{share:.1%}",
-                f"{reach['exact']:,}" if reach else "all",
+                *([f"{reach['exact']:,}" if reach else "all"] if windows else []),
             ]
         )
     notes = ["Most recent tokens that hold so much of the gradient; less first: with the first token left out."]
