@@ -324,3 +324,13 @@ def test_figure_and_json() -> None:
     assert len(written["share"]) == 64
     (panel,) = found.plot().axes
     assert panel.get_xscale() == "log"
+
+
+@pytest.mark.parametrize("family", ["opt", "bloom", "llama"])
+def test_recomputing_leaves_no_trace_on_the_layers(family: str) -> None:
+    model, ids_BT = build(family), torch.randint(VOCABULARY, (1, 12))
+    layers = layers_of(subject(model))
+    before = [{name: value for name, value in vars(layer).items() if name[0] != "_"} for layer in layers]
+    Seam(subject(model), checkpointing=True).norms(ids_BT)
+    assert [{name: value for name, value in vars(layer).items() if name[0] != "_"} for layer in layers] == before
+    assert not any("_gradient_checkpointing_func" in vars(layer) for layer in layers)
