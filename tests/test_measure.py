@@ -245,6 +245,16 @@ def test_the_profile_is_an_average_over_growing_bins() -> None:
     assert distances == sorted(distances)
 
 
+def test_an_estimate_comes_before_the_first_gradient(home: Path) -> None:
+    heard: list[dict[str, float]] = []
+    wish = Wish(corpus=str(home / "corpus"), length=64, segments=2, plain=True)
+    measure_all([str(home / "alibi")], wish, torch.device("cpu"), torch.float32, heard.append)
+    kinds = [next(iter(event)) for event in heard]
+    assert kinds[:2] == ["stage", "estimate"]
+    assert 0 < heard[1]["estimate"] < 60
+    assert heard[1]["memory"] > 0
+
+
 def test_a_page_escapes_what_it_shows(home: Path) -> None:
     found = measure_all(
         [str(home / "alibi")],

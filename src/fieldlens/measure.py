@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fieldlens.advice import Check, advise, check, coverage, probe
-from fieldlens.effort import SHARE, backward, free_memory, out_of_memory
+from fieldlens.effort import SHARE, backward, forward, free_memory, out_of_memory
 from fieldlens.errors import BadInput
 from fieldlens.evaluate import Text, read_file, read_text
 from fieldlens.evaluation import NoMemory, Plan, Watch
@@ -27,6 +27,9 @@ from fieldlens.tokenizer import load_tokenizer
 
 LENGTH = 2048
 """Tokens, unless asked for otherwise or the model or the text has fewer."""
+
+SHORT = 128
+"""Tokens of the text that the estimate of time is made from."""
 
 LAYERS, LAYER_SEGMENTS = 12, 2
 """So many layers at most are measured, evenly from the first to the last, on so many segments."""
@@ -242,7 +245,7 @@ class _Work:
         """Gradient norms of every segment: (N, T)."""
         rows = list(self.rows(anchors))
         found: list[Tensor] = []
-        start = time.perf_counter()
+        self._estimate()
         while len(found) < len(rows):
             some = rows[len(found) : len(found) + (1 if not found else self.batch)]
             try:
@@ -250,10 +253,24 @@ class _Work:
             except (RuntimeError, MemoryError, IndexError, ValueError) as error:
                 self._smaller(error, bool(found))
                 continue
-            if len(found) == len(some):
-                self.watch({"estimate": (time.perf_counter() - start) * (self.total - 1), "memory": self.memory})
             self._advance(len(some), "gradients")
         return torch.stack(found).numpy()
+
+    def _estimate(self) -> None:
+        """Before starting: what a gradient of a short text takes, carried over to everything that was asked."""
+        short = min(SHORT, self.length)
+        row = torch.zeros(1, short + 1, dtype=torch.long)
+        seconds = float("inf")
+        for _ in range(2):  # the first call warms up
+            start = time.perf_counter()
+            self.seam.norms(row, self.wish.target, self.wish.window)
+            seconds = min(seconds, time.perf_counter() - start)
+        rate = backward(self.subject, short, self.seam.checkpointing).operations / seconds
+        each = backward(self.subject, self.length, self.seam.checkpointing).operations
+        once = forward(self.subject, self.length, 1, self.wish.window).operations
+        extra = 2 * once * self.wish.segments * self.wish.probe  # contexts that halve take twice the longest together
+        extra += (2 + self.length.bit_length()) * once * self.wish.targets * self.wish.check  # and as many windows
+        self.watch({"estimate": (self.total * each + extra) / rate, "memory": self.memory})
 
     def _smaller(self, error: Exception, begun: bool) -> None:
         """After a failure: try with less memory, or say what cannot be done."""
