@@ -14,7 +14,7 @@ from fieldlens.advice import Check, advise, coverage
 from fieldlens.cli import main
 from fieldlens.evaluation import Evaluation
 from fieldlens.lens import page, profile, summary
-from fieldlens.measure import Wish, measure_all
+from fieldlens.measure import Question, measure_all
 from fieldlens.protocols import Anchor
 from fieldlens.receptive import ReceptiveField
 from fieldlens.recipe import recipe
@@ -247,8 +247,8 @@ def test_the_profile_is_an_average_over_growing_bins() -> None:
 
 def test_an_estimate_comes_before_the_first_gradient(home: Path) -> None:
     heard: list[dict[str, float]] = []
-    wish = Wish(corpus=str(home / "corpus"), length=64, segments=2, plain=True)
-    measure_all([str(home / "alibi")], wish, torch.device("cpu"), torch.float32, heard.append)
+    question = Question(corpus=str(home / "corpus"), length=64, segments=2, plain=True)
+    measure_all([str(home / "alibi")], question, torch.device("cpu"), torch.float32, heard.append)
     kinds = [next(iter(event)) for event in heard]
     assert kinds[:2] == ["stage", "estimate"]
     assert 0 < heard[1]["estimate"] < 60
@@ -258,7 +258,7 @@ def test_an_estimate_comes_before_the_first_gradient(home: Path) -> None:
 def test_a_page_escapes_what_it_shows(home: Path) -> None:
     found = measure_all(
         [str(home / "alibi")],
-        Wish(corpus=str(home / "corpus"), length=64, segments=2),
+        Question(corpus=str(home / "corpus"), length=64, segments=2),
         torch.device("cpu"),
         torch.float32,
     )
@@ -267,3 +267,14 @@ def test_a_page_escapes_what_it_shows(home: Path) -> None:
     assert "<script>window.hacked" not in html
     assert "<img" not in html
     assert HOSTILE in summary(found).rows[0][0]
+
+
+def test_a_model_that_cannot_take_the_length_is_one_line(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build("mpt", vocab_size=512).save_pretrained(tmp_path / "mpt")  # its bias ends at 64 positions
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "mpt" / name)
+    with pytest.raises(SystemExit, match="2"):
+        ask(tmp_path / "mpt", "--corpus", home / "corpus")
+    assert "mpt cannot take 96 tokens" in capsys.readouterr().err

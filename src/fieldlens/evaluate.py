@@ -24,7 +24,7 @@ from fieldlens.evaluation import (
     evaluate,
     read_evaluation,
 )
-from fieldlens.models import Place, find, load
+from fieldlens.models import Origin, find, load
 from fieldlens.protocols import Anchor, Eligible, draw, protocol
 from fieldlens.results import write_json
 from fieldlens.sheet import Sheet
@@ -106,32 +106,32 @@ def evaluate_all(
     watch: Watch = lambda event: None,
 ) -> list[tuple[Path, Evaluation]]:
     """Evaluate one model after another; all paths and texts are looked at before the first is loaded."""
-    places = [find(text) for text in models]
-    corpus = question.corpus or _own_corpus(places) or "stdlib"
+    origins = [find(text) for text in models]
+    corpus = question.corpus or _own_corpus(origins) or "stdlib"
     question.plan(question.lengths, None)
     if question.batch is not None and question.batch < 1:
         raise BadInput(f"batch is {question.batch}: at least 1 is needed")
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file: a folder is needed")
     texts: dict[Path, Text] = {}
-    for place in places:
-        if not place.diverged and place.tokenizer not in texts:
-            texts[place.tokenizer] = read_text(corpus, question.split, place.tokenizer)
+    for origin in origins:
+        if not origin.diverged and origin.tokenizer not in texts:
+            texts[origin.tokenizer] = read_text(corpus, question.split, origin.tokenizer)
     drawn = _draw(texts, question)
     found = []
-    for place in places:
-        if place.diverged:
-            found.append(_diverged(place, question, out))
+    for origin in origins:
+        if origin.diverged:
+            found.append(_diverged(origin, question, out))
         else:
-            anchors, names = drawn[place.tokenizer]
-            found.append(_one(place, texts[place.tokenizer], anchors, names, question, out, device, dtype, watch))
+            anchors, names = drawn[origin.tokenizer]
+            found.append(_one(origin, texts[origin.tokenizer], anchors, names, question, out, device, dtype, watch))
     _plot([one for _, one in found], out)
     return found
 
 
-def _own_corpus(places: Sequence[Place]) -> str | None:
+def _own_corpus(origins: Sequence[Origin]) -> str | None:
     """The corpus that the runs were trained on; without runs there is none, and with two there is no telling."""
-    found = list(dict.fromkeys(place.about()["recipe"]["corpus"] for place in places if place.run))
+    found = list(dict.fromkeys(origin.about()["recipe"]["corpus"] for origin in origins if origin.run))
     if len(found) > 1:
         raise BadInput(f"these runs were trained on different corpora ({', '.join(found)}): choose one with --corpus")
     return found[0] if found else None
@@ -172,7 +172,7 @@ def _draw(texts: dict[Path, Text], question: Question) -> dict[Path, Drawn]:
 
 
 def _one(
-    place: Place,
+    origin: Origin,
     text: Text,
     anchors: list[Anchor],
     names: list[Anchor] | None,
@@ -182,8 +182,8 @@ def _one(
     dtype: torch.dtype,
     watch: Watch,
 ) -> tuple[Path, Evaluation]:
-    watch({"stage": place.name})
-    model = load(place, device, dtype, question.train_length)
+    watch({"stage": origin.name})
+    model = load(origin, device, dtype, question.train_length)
     trained, longest = model.subject.train_length, max(question.lengths)
     plan = question.plan(question.lengths, text.bos)
     if trained and trained < longest:
@@ -191,7 +191,7 @@ def _one(
             plan = question.plan([*question.lengths, trained], text.bos)
     about = {**text.about, "align": question.align, "model": model.about}
     where = address(about, plan)
-    path = out / f"{slug(place.name)}-{question.protocol}-{where[:8]}.json"
+    path = out / f"{slug(origin.name)}-{question.protocol}-{where[:8]}.json"
     if path.exists() and (known := read_evaluation(path)).about.get("address") == where:
         if known.about["model"] != model.about:  # the same numbers by another name, or another training length
             known = replace(known, about={**known.about, "model": model.about})
@@ -213,11 +213,11 @@ def _one(
     return path, found
 
 
-def _diverged(place: Place, question: Question, out: Path) -> tuple[Path, Evaluation]:
+def _diverged(origin: Origin, question: Question, out: Path) -> tuple[Path, Evaluation]:
     """A run that diverged is a result too."""
-    model = place.about() | {"train_length": None}
+    model = origin.about() | {"train_length": None}
     about = {"kind": KIND, "state": "diverged", "model": model, "window": question.window}
-    path = out / f"{slug(place.name)}-diverged-{model['address'][:8]}.json"
+    path = out / f"{slug(origin.name)}-diverged-{model['address'][:8]}.json"
     write_json(path, about)
     return path, Evaluation(about, {}, [])
 

@@ -425,12 +425,13 @@ class _Work:
         """How many windows at once; the very first goes alone, to see what it takes."""
         if first:
             return 1
-        cpu = self.subject.device.type == "cpu"
+        usual = AT_ONCE if self.subject.device.type == "cpu" else AT_ONCE_ON_GPU
         needed = self.subject.needed(tokens, scored, self.plan.window)
         each = forward(self.subject, needed, scored, self.plan.window).bytes
-        fitting = int(SHARE * free_memory(self.subject.device) / each)
-        most = (self.room or (AT_ONCE if cpu else AT_ONCE_ON_GPU)) // needed
-        return max(1, min(fitting, most if self.most is None else min(self.most, most) if self.room else self.most))
+        bounds = [int(SHARE * free_memory(self.subject.device) / each), self.most or usual // needed]
+        if self.room is not None:
+            bounds.append(self.room // needed)
+        return max(1, min(bounds))
 
     def _losses(self, windows: list[Window], scored: int) -> np.ndarray:
         """The losses of as many of these windows as memory allows: (n, scored)."""

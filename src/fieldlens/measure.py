@@ -18,7 +18,7 @@ from fieldlens.evaluate import Text, read_file, read_text
 from fieldlens.evaluation import NoMemory, Plan, Watch
 from fieldlens.evaluation import check as check_text
 from fieldlens.influence import Seam, Target, layers_of, seam
-from fieldlens.models import Place, find, load
+from fieldlens.models import Origin, find, load
 from fieldlens.protocols import Anchor, draw, eligible, protocol
 from fieldlens.receptive import Average, ReceptiveField
 from fieldlens.results import provenance
@@ -40,7 +40,7 @@ KIND = "fieldlens measurement"
 
 
 @dataclass(frozen=True)
-class Wish:
+class Question:
     """What `fieldlens measure` was asked."""
 
     corpus: str | None = None
@@ -124,62 +124,66 @@ class Measurement:
 
 def measure_all(
     models: Sequence[str],
-    wish: Wish,
+    question: Question,
     device: torch.device,
     dtype: torch.dtype,
     watch: Watch = lambda event: None,
 ) -> list[Measurement]:
-    """Measure one model after another; all places and texts are looked at first."""
-    places = [find(text) for text in models]
-    for place in places:
-        if place.diverged:
-            raise BadInput(f"{place.text} is a run that diverged: it has no model to measure")
-    texts = {place.tokenizer: _text(wish, place) for place in places}
-    names = [place.name for place in places]
-    called = [place.name if names.count(place.name) == 1 else f"{place.name} ({place.folder})" for place in places]
+    """Measure one model after another; all origins and texts are looked at first."""
+    origins = [find(text) for text in models]
+    for origin in origins:
+        if origin.diverged:
+            raise BadInput(f"{origin.text} is a run that diverged: it has no model to measure")
+    texts = {origin.tokenizer: _text(question, origin) for origin in origins}
+    names = [origin.name for origin in origins]
+    called = [
+        origin.name if names.count(origin.name) == 1 else f"{origin.name} ({origin.folder})" for origin in origins
+    ]
     return [
-        _one(place, name, texts[place.tokenizer], wish, device, dtype, watch)
-        for place, name in zip(places, called, strict=True)
+        _one(origin, name, texts[origin.tokenizer], question, device, dtype, watch)
+        for origin, name in zip(origins, called, strict=True)
     ]
 
 
-def _text(wish: Wish, place: Place) -> Text:
-    if wish.text is not None:
-        return read_file(wish.text, place.tokenizer)
-    own = place.about().get("recipe", {}).get("corpus")
-    return read_text(wish.corpus or own or "stdlib", wish.split, place.tokenizer)
+def _text(question: Question, origin: Origin) -> Text:
+    if question.text is not None:
+        return read_file(question.text, origin.tokenizer)
+    own = origin.about().get("recipe", {}).get("corpus")
+    return read_text(question.corpus or own or "stdlib", question.split, origin.tokenizer)
 
 
 def _one(
-    place: Place, name: str, text: Text, wish: Wish, device: torch.device, dtype: torch.dtype, watch: Watch
+    origin: Origin, name: str, text: Text, question: Question, device: torch.device, dtype: torch.dtype, watch: Watch
 ) -> Measurement:
     watch({"stage": name})
-    model = load(place, device, dtype, wish.train_length)
+    model = load(origin, device, dtype, question.train_length)
     subject = model.subject
-    length = wish.length or _fitting(subject, text, wish.segments)
-    _check(subject, text, length, wish)
+    length = question.length or _fitting(subject, text, question.segments)
+    _check(subject, text, length, question)
     spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
-    anchors = draw(spans, wish.segments, wish.target_seed)
-    work = _Work(subject, text, length, wish, watch)
+    anchors = draw(spans, question.segments, question.target_seed)
+    work = _Work(subject, text, length, question, watch)
     norms_NT = work.norms(anchors)
-    found = ReceptiveField(norms_NT, wish.average, name, subject.train_length, text.bos is not None, work.seam.reason)
-    more = not found.status and not wish.plain
+    found = ReceptiveField(
+        norms_NT, question.average, name, subject.train_length, text.bos is not None, work.seam.reason
+    )
+    more = not found.status and not question.plain
     layers = work.layers(anchors[:LAYER_SEGMENTS]) if more else {}
-    heats = work.heats(anchors[len(anchors) // 2], load_tokenizer(place.tokenizer)) if more else []
+    heats = work.heats(anchors[len(anchors) // 2], load_tokenizer(origin.tokenizer)) if more else []
     probed = checked = None
-    if wish.probe:
-        probed = probe(subject, list(work.rows(anchors)), wish.window, text.bos, watch)
-    if wish.check:
-        asked = (wish.window, wish.targets, wish.target_seed)
+    if question.probe:
+        probed = probe(subject, list(work.rows(anchors)), question.window, text.bos, watch)
+    if question.check:
+        asked = (question.window, question.targets, question.target_seed)
         checked = check(subject, text, length, *asked, model.about, watch)
     about = {
         "model": {**model.about, "name": name},
         **text.about,
         "asked": {
-            "length": length, "segments": wish.segments, "target": wish.target, "average": wish.average,
-            "window": wish.window, "target_seed": wish.target_seed, "bos": text.bos,
+            "length": length, "segments": question.segments, "target": question.target, "average": question.average,
+            "window": question.window, "target_seed": question.target_seed, "bos": text.bos,
         },
-        "theoretical": theoretical(subject, wish.window),
+        "theoretical": theoretical(subject, question.window),
         **provenance(device),
     }  # fmt: skip
     return Measurement(about, found, layers, heats, probed, checked)
@@ -203,9 +207,11 @@ def theoretical(subject: Subject, window: int | None) -> dict[str, Any] | None:
     return {"exact": reach, "paper": sum(widths), "windows": widths}
 
 
-def _check(subject: Subject, text: Text, length: int, wish: Wish) -> None:
+def _check(subject: Subject, text: Text, length: int, question: Question) -> None:
     check_text(
-        subject, text.documents, Plan(protocol("last-token"), (length,), wish.segments, 0, wish.window, text.bos)
+        subject,
+        text.documents,
+        Plan(protocol("last-token"), (length,), question.segments, 0, question.window, text.bos),
     )
     longest = max(len(ids) for ids in text.documents)
     if longest <= length:
@@ -215,8 +221,8 @@ def _check(subject: Subject, text: Text, length: int, wish: Wish) -> None:
 class _Work:
     """The gradients of one model on one text."""
 
-    def __init__(self, subject: Subject, text: Text, length: int, wish: Wish, watch: Watch) -> None:
-        self.subject, self.text, self.length, self.wish, self.watch = subject, text, length, wish, watch
+    def __init__(self, subject: Subject, text: Text, length: int, question: Question, watch: Watch) -> None:
+        self.subject, self.text, self.length, self.question, self.watch = subject, text, length, question, watch
         room = SHARE * free_memory(subject.device)
         heavy = backward(subject, length, checkpointing=False).bytes > room
         self.seam: Seam = seam(subject, checkpointing=heavy)
@@ -227,8 +233,8 @@ class _Work:
         self.layers_chosen = sorted({round(n) for n in np.linspace(0, count - 1, min(LAYERS, count))}) if count else []
         # in gradients: a layer's gradient costs as much as lies below it
         self.layer_cost = 1 + sum((number + 1) / count for number in self.layers_chosen)
-        more = HEAT_TARGETS + min(LAYER_SEGMENTS, wish.segments) * self.layer_cost
-        self.total = wish.segments + (0 if wish.plain else more)
+        more = HEAT_TARGETS + min(LAYER_SEGMENTS, question.segments) * self.layer_cost
+        self.total = question.segments + (0 if question.plain else more)
         self.done = 0.0
 
     def rows(self, anchors: Sequence[Anchor]) -> Iterator[Tensor]:
@@ -245,11 +251,14 @@ class _Work:
         """Gradient norms of every segment: (N, T)."""
         rows = list(self.rows(anchors))
         found: list[Tensor] = []
-        self._estimate()
+        try:
+            self._estimate()
+        except (RuntimeError, MemoryError, IndexError, ValueError) as error:
+            self._smaller(error, begun=False)
         while len(found) < len(rows):
             some = rows[len(found) : len(found) + (1 if not found else self.batch)]
             try:
-                found += self.seam.norms(torch.cat(some), self.wish.target, self.wish.window)
+                found += self.seam.norms(torch.cat(some), self.question.target, self.question.window)
             except (RuntimeError, MemoryError, IndexError, ValueError) as error:
                 self._smaller(error, bool(found))
                 continue
@@ -263,13 +272,16 @@ class _Work:
         seconds = float("inf")
         for _ in range(2):  # the first call warms up
             start = time.perf_counter()
-            self.seam.norms(row, self.wish.target, self.wish.window)
+            self.seam.norms(row, self.question.target, self.question.window)
             seconds = min(seconds, time.perf_counter() - start)
+        self.seam.reason = ""  # this text is nobody's
         rate = backward(self.subject, short, self.seam.checkpointing).operations / seconds
         each = backward(self.subject, self.length, self.seam.checkpointing).operations
-        once = forward(self.subject, self.length, 1, self.wish.window).operations
-        extra = 2 * once * self.wish.segments * self.wish.probe  # contexts that halve take twice the longest together
-        extra += (2 + self.length.bit_length()) * once * self.wish.targets * self.wish.check  # and as many windows
+        once = forward(self.subject, self.length, 1, self.question.window).operations
+        extra = 2 * once * self.question.segments * self.question.probe
+        extra += (
+            (2 + self.length.bit_length()) * once * self.question.targets * self.question.check
+        )  # and as many windows
         self.watch({"estimate": (self.total * each + extra) / rate, "memory": self.memory})
 
     def _smaller(self, error: Exception, begun: bool) -> None:
@@ -298,7 +310,7 @@ class _Work:
             return {}
         found = []
         for row in self.rows(anchors):
-            norms_RT = self.seam.layers(row, self.wish.window, self.layers_chosen)[:, 0].numpy()
+            norms_RT = self.seam.layers(row, self.question.window, self.layers_chosen)[:, 0].numpy()
             found.append(norms_RT / norms_RT.sum(1, keepdims=True))
             self._advance(self.layer_cost, "layers")
         return dict(zip((number + 1 for number in self.layers_chosen), np.mean(found, 0), strict=True))
@@ -311,7 +323,7 @@ class _Work:
             if place.offset < 2:
                 continue
             row = self._row(place, self.length)
-            norms_T = self.seam.norms(row, self.wish.target, self.wish.window)[0].numpy()
+            norms_T = self.seam.norms(row, self.question.target, self.question.window)[0].numpy()
             self._advance(1, "heat maps")
             if not np.isfinite(norms_T).all():
                 continue

@@ -26,8 +26,8 @@ _OF_TOKENIZER = re.compile(r".*(token|vocab|merges|spiece).*")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a model lies: found and looked at, not loaded."""
+class Origin:
+    """Where a model comes from: found and looked at, not loaded."""
 
     text: str
     name: str
@@ -75,23 +75,23 @@ class Place:
         }
 
 
-def find(text: str) -> Place:
-    """The place that a command's MODEL means."""
+def find(text: str) -> Origin:
+    """The origin that a command's MODEL means."""
     run, path = Run(Path(text)), Path(text)
     if run.status.is_file() and run.config.is_file():
         _check_run(run, text)
         state = run.read(run.status).get("state")
         if state != "diverged" and not run.model.is_dir():
             raise BadInput(f"{text} is a run without a model: it is {state}; fieldlens train --resume finishes it")
-        return Place(text, str(run.read(run.config)["recipe"]["scheme"]), run.model, run)
+        return Origin(text, str(run.read(run.config)["recipe"]["scheme"]), run.model, run)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BadInput(f"{text} is no model: there is neither a config.json nor a run in it")
-        return Place(text, path.resolve().name, path)
+        return Origin(text, path.resolve().name, path)
     if path.is_file() and path.suffix.lower() == ".gguf":
-        return Place(text, path.stem, path)
+        return Origin(text, path.stem, path)
     if not path.exists() and _HUB.fullmatch(text) and not path.parent.exists():
-        return Place(text, text, None)
+        return Origin(text, text, None)
     raise BadInput(f"model '{text}' does not exist: give a run folder, a Hugging Face folder or id, or a .gguf file")
 
 
@@ -114,17 +114,17 @@ class Model:
     about: dict[str, Any]
 
 
-def load(place: Place, device: torch.device, dtype: torch.dtype, train_length: int | None = None) -> Model:
-    """The model at a place, ready to be asked, and causal."""
+def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length: int | None = None) -> Model:
+    """The model of an origin, ready to be asked, and causal."""
     if train_length is not None and train_length < 1:
         raise BadInput(f"train length is {train_length}: at least 1 is needed")
-    found = _weights(place, dtype).to(device)
-    one = subject(found, place.name)
+    found = _weights(origin, dtype).to(device)
+    one = subject(found, origin.name)
     one.train_length = train_length or one.train_length
     check_causal(one)
     decoder = getattr(found, "decoder", None)
     about = {
-        **place.about(),
+        **origin.about(),
         "kind": found.config.model_type,
         "scheme": decoder.config.scheme if isinstance(decoder, Decoder) else None,
         "train_length": one.train_length,
@@ -135,15 +135,17 @@ def load(place: Place, device: torch.device, dtype: torch.dtype, train_length: i
     return Model(one, about)
 
 
-def _weights(place: Place, dtype: torch.dtype) -> Any:
-    if place.path is None:
-        return _pretrained(place.text, place.text, dtype=dtype)
-    if place.run is not None:
+def _weights(origin: Origin, dtype: torch.dtype) -> Any:
+    if origin.path is None:
+        return _pretrained(origin.text, origin.text, dtype=dtype)
+    if origin.run is not None:
         try:
-            read_folder(place.path)
+            read_folder(origin.path)
         except Damaged as error:
-            raise BadInput(f"{place.text}: the model folder is damaged ({error}); train again, or --resume") from None
-    return _gguf(place.path, dtype) if place.path.is_file() else _pretrained(str(place.path), place.text, dtype=dtype)
+            raise BadInput(f"{origin.text}: the model folder is damaged ({error}); train again, or --resume") from None
+    return (
+        _gguf(origin.path, dtype) if origin.path.is_file() else _pretrained(str(origin.path), origin.text, dtype=dtype)
+    )
 
 
 def _gguf(path: Path, dtype: torch.dtype) -> Any:

@@ -77,11 +77,11 @@ def measure(
         Print JSON.
     """
     from fieldlens.errors import BadInput
-    from fieldlens.measure import Wish, measure_all
+    from fieldlens.measure import Question, measure_all
 
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
-    wish = Wish(
+    question = Question(
         corpus,
         text,
         length,
@@ -106,7 +106,7 @@ def measure(
         dtype = torch.float32  # gradients in half precision are mostly round-off
     console = Console(stderr=True, highlight=False)
     with Watcher(console, quiet=as_json) as watcher:
-        found = measure_all(list(models), wish, device, dtype, watcher.watch)
+        found = measure_all(list(models), question, device, dtype, watcher.watch)
 
     from fieldlens.lens import summary, write
 
