@@ -278,10 +278,9 @@ class _Work:
         rate = backward(self.subject, short, self.seam.checkpointing).operations / seconds
         each = backward(self.subject, self.length, self.seam.checkpointing).operations
         once = forward(self.subject, self.length, 1, self.question.window).operations
-        extra = 2 * once * self.question.segments * self.question.probe
-        extra += (
-            (2 + self.length.bit_length()) * once * self.question.targets * self.question.check
-        )  # and as many windows
+        asked = self.question
+        # contexts that halve take twice the longest together; windows, as many as halvings, the longest once each
+        extra = once * (2 * asked.segments * asked.probe + (2 + self.length.bit_length()) * asked.targets * asked.check)
         self.watch({"estimate": (self.total * each + extra) / rate, "memory": self.memory})
 
     def _smaller(self, error: Exception, begun: bool) -> None:
