@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from fieldlens import Config, Decoder
-from fieldlens.influence import Seam
+from fieldlens.influence import seam
 from fieldlens.subject import subject
 
 LAYERS, WIDTH, HEADS, VOCABULARY = 12, 768, 12, 50304
@@ -67,13 +67,13 @@ def captum(length: int) -> Callable[[], Any]:
 
 def lens(length: int, checkpointing: bool) -> Callable[[], Any]:
     model, ids_BT = neox(length)
-    opened = Seam(subject(model), checkpointing)
+    opened = seam(subject(model), checkpointing)
     return lambda: opened.norms(ids_BT)
 
 
 def decoder(length: int, checkpointing: bool) -> Callable[[], Any]:
     torch.manual_seed(0)
-    one = Seam(subject(Decoder(Config())), checkpointing)
+    one = seam(subject(Decoder(Config())), checkpointing)
     ids_BT = torch.randint(VOCABULARY, (1, length + 1))
     return lambda: one.norms(ids_BT)
 

@@ -48,6 +48,7 @@ BUGS = [
     ("seeds paired by place", "compare.py", "sorted(values.keys() & reference.keys())", "list(reference)"),
     ("ties count", "receptive.py", "<= level + TIE)", "<= level - TIE)"),
     ("gradient of another token", "influence.py", "gather(1, truth_B[:, None])", "gather(1, 0 * truth_B[:, None])"),
+    ("last query taken from the wrong end", "lastquery.py", "(0, 0, queries - 1, 0)", "(0, 0, 0, queries - 1)"),
     ("round-off taken for a field", "influence.py", "effect_B > grain_B", "effect_B > 0"),
     ("layers left in training mode", "influence.py", "stack.callback(vars(layer).update,", "dict("),
     ("coverage of all tokens", "receptive.py", "self.shares()[-tokens:]", "self.shares()"),

@@ -47,6 +47,7 @@ ORDER = [
     "evaluation",
     "evaluate",
     "compare",
+    "lastquery",
     "influence",
     "receptive",
     "advice",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fieldlens
 from fieldlens import Config, Decoder
 from fieldlens.errors import BadInput
-from fieldlens.influence import Seam, can_recompute, layers_of, seam
+from fieldlens.influence import Seam, can_recompute, can_shortcut, layers_of, seam
 from fieldlens.receptive import ReceptiveField, erf
 from fieldlens.subject import subject
 
@@ -334,3 +334,25 @@ def test_recomputing_leaves_no_trace_on_the_layers(family: str) -> None:
     Seam(subject(model), checkpointing=True).norms(ids_BT)
     assert [{name: value for name, value in vars(layer).items() if name[0] != "_"} for layer in layers] == before
     assert not any("_gradient_checkpointing_func" in vars(layer) for layer in layers)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("name", ["gpt_neox", "gemma3_text", "falcon"])
+def test_one_query_in_the_top_layer_changes_no_gradient(name: str, window: int | None) -> None:
+    one = subject(build(name).double().eval())
+    ids_BT = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
+    assert can_shortcut(one)
+    whole, short = (Seam(one, shortcut=shortcut).norms(ids_BT, window=window) for shortcut in (False, True))
+    torch.testing.assert_close(short, whole, rtol=1e-10, atol=1e-14)
+
+
+def test_positions_mixed_above_the_top_layer_need_every_query() -> None:
+    class Averaged(nn.Module):
+        def forward(self, states_BTD: Tensor) -> Tensor:
+            return states_BTD.cumsum(1)
+
+    model = build("llama").eval()
+    model.model.norm = Averaged()
+    one = subject(model)
+    assert not can_shortcut(one)
+    assert not seam(one).shortcut

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fieldlens.errors import BadInput, FieldlensError
-from fieldlens.subject import Ours, Plain, Subject, Theirs, close
+from fieldlens.lastquery import last_query
+from fieldlens.subject import Ours, Subject, Theirs, close
 
 Target = Literal["log-likelihood", "top-logit"]
 """What is differentiated: log p of the true next token, or the largest logit."""
@@ -33,8 +34,8 @@ class Undefined(FieldlensError):
 class Seam:
     """A subject opened at its embeddings: `norms` tells what the gradient is at each of them."""
 
-    def __init__(self, subject: Subject, checkpointing: bool = False) -> None:
-        self.subject, self.checkpointing = subject, checkpointing
+    def __init__(self, subject: Subject, checkpointing: bool = False, shortcut: bool = False) -> None:
+        self.subject, self.checkpointing, self.shortcut = subject, checkpointing, shortcut
         self.module, self.embedding = _parts(subject)
         self.reason = ""
         """Why the last gradient that was undefined was so."""
@@ -92,6 +93,8 @@ class Seam:
             stack.enter_context(frozen(self.module))
             if self.checkpointing:
                 stack.enter_context(recomputing(self.subject))
+            if self.shortcut:
+                stack.enter_context(last_query(layers_of(self.subject)[-1]))
             handle = self.embedding.register_forward_hook(cut)
             stack.callback(handle.remove)
             yield leaf
@@ -140,18 +143,25 @@ class Seam:
 
 
 def seam(subject: Subject, checkpointing: bool = False) -> Seam:
-    """A subject opened at its embeddings, after a look that this changes nothing; without recomputing if that fails."""
-    found = Seam(subject, checkpointing and can_recompute(subject))
+    """A subject opened at its embeddings, after a look that this changes nothing; without what changes something."""
+    found = Seam(subject, checkpointing and can_recompute(subject), can_shortcut(subject))
     found.check()
     return found
 
 
 def can_recompute(subject: Subject) -> bool:
     """Whether activations can be computed again, to the same logits."""
-    if isinstance(subject, Plain) or not layers_of(subject):
-        return False
+    return bool(layers_of(subject)) and _unchanged(Seam(subject, checkpointing=True))
+
+
+def can_shortcut(subject: Subject) -> bool:
+    """Whether the top layer of a transformers model can attend from its last position alone, to the same logits."""
+    return isinstance(subject, Theirs) and bool(layers_of(subject)) and _unchanged(Seam(subject, shortcut=True))
+
+
+def _unchanged(opened: Seam) -> bool:
     try:
-        Seam(subject, checkpointing=True).check()
+        opened.check()
     except (RuntimeError, BadInput):
         return False
     return True
