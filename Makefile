@@ -4,9 +4,8 @@ READY := .venv/ready
 
 .PHONY: browser demo test check format extras bench campaign clean
 
-demo: $(READY)  ## draw every positional scheme into demo/
-	$(BIN)/fieldlens schemes
-	$(BIN)/fieldlens schemes --plot demo/schemes.png
+demo: $(READY)  ## train, evaluate and measure five schemes; about ten minutes on two cores, then a report
+	$(BIN)/fieldlens study demo --out demo/results --runs demo/runs
 
 test: $(READY)  ## run the test suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -21,8 +20,8 @@ format: $(READY)  ## mend what the formatter and linter can mend
 	$(BIN)/ruff check --fix .
 
 extras: $(READY)  ## install the heavy extras and run the tests that need them
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,eval,data,track]'
-	$(BIN)/python -m pytest tests/test_harness.py tests/test_corpus.py tests/test_train.py
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,eval,data,track,ray]'
+	$(BIN)/python -m pytest tests/test_harness.py tests/test_corpus.py tests/test_train.py tests/test_ray.py
 
 bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmarks/
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,bench]'
@@ -34,6 +33,8 @@ bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmar
 campaign: $(READY)  ## what takes long: planted bugs, kills, full disks, bit flips
 	$(BIN)/python tests/plant.py
 	$(BIN)/python tests/campaign.py
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,ray]'
+	$(BIN)/python tests/campaign_study.py
 
 browser:  ## a Chromium for the tests of the report, where the system's package manager may install one
 	@command -v chromium chromium-browser google-chrome >/dev/null || \

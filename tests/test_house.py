@@ -54,6 +54,7 @@ ORDER = [
     "measure",
     "report",
     "lens",
+    "study",
     "cli",
     "__main__",
 ]

@@ -21,7 +21,7 @@ from fieldlens.influence import Seam, Target, layers_of, seam
 from fieldlens.models import Origin, find, load
 from fieldlens.protocols import Anchor, draw, eligible, protocol
 from fieldlens.receptive import Average, ReceptiveField
-from fieldlens.results import provenance
+from fieldlens.results import provenance, read_arrays, read_json, write_arrays, write_json
 from fieldlens.subject import Subject
 from fieldlens.tokenizer import load_tokenizer
 
@@ -37,6 +37,8 @@ HEAT_TARGETS = 8
 HEAT_TOKENS = 240
 HEAT_STEP = 24
 KIND = "fieldlens measurement"
+RULES = 1
+"""Which segments are drawn and what is computed of them; a change makes another measurement."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ class Measurement:
             for number, one in self.layer_fields().items()
         ]
         return {
-            "kind": KIND,
             **self.about,
+            "kind": KIND,
             "receptive_field": self.field.to_json(),
             "coverage": coverage(self.field),
             "layers": layers,
@@ -120,6 +122,35 @@ class Measurement:
             "check": self.check.to_json() if self.check else None,
             "advice": advise(self.field, self.about["theoretical"], self.check),
         }
+
+
+def save_measurement(one: Measurement, path: Path) -> None:
+    """Write a JSON file, and the norms beside it; heat maps and the evaluations of a check are left out."""
+    write_json(path, one.to_json())
+    layers = {f"layer_{number}": shares_T.astype(np.float32) for number, shares_T in one.layers.items()}
+    write_arrays(path.with_suffix(".npz"), {"norms": one.field.norms_NT.astype(np.float32), **layers})
+
+
+def read_measurement(path: Path) -> Measurement:
+    """A measurement that was saved."""
+    about = read_json(path)
+    if about.get("kind") != KIND:
+        raise BadInput(f"{path} is not the result of a measurement")
+    try:
+        field, arrays = about["receptive_field"], read_arrays(path.with_suffix(".npz"))
+        norms_NT = arrays["norms"].astype(np.float64)
+        bos = about["asked"]["bos"] is not None
+        if norms_NT.shape != (field["segments"], field["length"] + bos):
+            raise ValueError(f"norms of the shape {norms_NT.shape}, not {field['segments']} × {field['length'] + bos}")
+        found = ReceptiveField(
+            norms_NT, field["average"], field["name"], field["train_length"], bos, field["undefined_reason"]
+        )
+        layers = {int(name[6:]): shares_T for name, shares_T in arrays.items() if name.startswith("layer_")}
+        return Measurement(about, found, layers, probe=about["probe"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path} is not a whole result of a measurement ({type(error).__name__}: {error})") from None
 
 
 def measure_all(

@@ -154,7 +154,7 @@ PRESETS = {
         learning_rate=3e-3, final_learning_rate=1e-4, warmup=50, beta2=0.98,
     ),
     "pocket": Recipe(
-        bpe=4096, layers=12, width=128, heads=8, length=128, batch=32, steps=1350,
+        bpe=4096, layers=12, width=128, heads=8, length=128, batch=32, steps=800,
         learning_rate=2e-3, final_learning_rate=1e-4, warmup=100, beta2=0.98,
     ),
     "paper": Recipe(),

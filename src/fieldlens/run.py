@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,28 +48,15 @@ class Run:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Hold the folder's lock; the kernel gives it up when the process ends, however it ends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Occupied(
-                    f"{self.folder}: another process is training here; wait for it or choose another --out"
-                ) from None
+        """Hold the folder's lock."""
+        what = f"{self.folder}: another process is training here; wait for it or choose another --out"
+        with locked(self.folder / "lock", what):
             yield
 
     @property
     def is_owned(self) -> bool:
         """Whether some process works here now."""
-        try:
-            with (self.folder / "lock").open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            pass
-        return False
+        return is_locked(self.folder / "lock")
 
     def write_config(self, config: dict[str, Any]) -> None:
         replace_file(self.config, (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
@@ -109,6 +97,34 @@ class Run:
         if self.metrics.exists():
             with self.metrics.open("rb") as file:
                 os.fsync(file.fileno())
+
+
+@contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock; the kernel gives it up when the process ends, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for last in (False, False, True):  # who asks `is_locked` holds it for a moment
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if last:
+                    raise Occupied(refusal) from None
+                time.sleep(0.05)
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds a lock now."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
 
 
 def runs_below(folder: Path) -> list[Run]:

@@ -14,6 +14,7 @@ from fieldlens.cli.evaluate import evaluate
 from fieldlens.cli.measure import measure
 from fieldlens.cli.runs import runs
 from fieldlens.cli.schemes import schemes
+from fieldlens.cli.study import study
 from fieldlens.cli.train import train
 from fieldlens.errors import FieldlensError
 
@@ -32,7 +33,7 @@ app = App(
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
 )
-for verb in (schemes, corpus, train, runs, evaluate, compare, measure):
+for verb in (schemes, corpus, train, runs, evaluate, compare, measure, study):
     app.command(verb)
 
 

@@ -41,7 +41,7 @@ def train(
     out
         The run folder.
     preset
-        smoke (seconds), glance (a minute and a half), pocket (some twenty minutes), paper (162 M parameters).
+        smoke (seconds), glance (a minute and a half), pocket (some twelve minutes), paper (162 M parameters).
     resume
         Go on from the newest checkpoint that verifies; start if there is none.
     as_json

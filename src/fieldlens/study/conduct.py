@@ -1,0 +1,187 @@
+"""The controller: gives out jobs until all are done or have failed too often, whatever happens on the way.
+
+It knows nothing that is not in files: another controller may work on the same study, and this one may be killed and
+started again.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fieldlens.checkpoint import replace_file
+from fieldlens.corpus import open_corpus
+from fieldlens.errors import BadInput, FieldlensError
+from fieldlens.machine import Machine
+from fieldlens.results import write_json
+from fieldlens.run import is_locked
+from fieldlens.study.executors import Executor, Order, Worker
+from fieldlens.study.plan import Job, Study
+from fieldlens.study.state import Places, State, progress_of, reached, result_of, state_of
+from fieldlens.train import listening
+
+ATTEMPTS = 3
+POLL = 0.2
+GRACE = 60.0
+"""Seconds a worker has to save and leave."""
+
+LOG_LINES = 20
+
+
+class Interrupted(FieldlensError):
+    """A signal asked for an end; the jobs are saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("stopped; what was done is kept, and the same command goes on")
+        self.exit_code = 128 + number
+
+
+@dataclass
+class _Attempt:
+    worker: Worker
+    seen: Any = None
+    """The last progress that the job told of."""
+    at: float = field(default_factory=time.monotonic)
+    stopped: bool = False
+    """Because it made no progress."""
+
+
+class Controller:
+    """One study, its places, and who does its jobs."""
+
+    def __init__(
+        self,
+        study: Study,
+        places: Places,
+        executor: Executor,
+        machine: Machine,
+        corpora: Path | None = None,
+        time_limit: float = 1800.0,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.study, self.places, self.executor, self.machine = study, places, executor, machine
+        self.corpora, self.time_limit, self.watch = corpora, time_limit, watch
+        self.pins = dict(study.pins)
+        self.attempts: dict[str, _Attempt] = {}
+
+    def run(self) -> None:
+        """Until nothing is left to do. A signal is passed on to the workers, who save."""
+        left = self._left()
+        if left:
+            self._check_texts(left)
+        write_study(self.study, self.places)
+        with listening() as heard:
+            try:
+                while self._left():
+                    if heard():
+                        raise Interrupted(heard())
+                    self._give_out()
+                    time.sleep(POLL)
+                    self._collect()
+                    self.watch()
+            finally:
+                self._stop()
+                self.executor.close()
+
+    def _left(self) -> list[Job]:
+        return [job for job in self.study.jobs if self._state(job) not in ("done", "failed")]
+
+    def _state(self, job: Job) -> State:
+        if job.name in self.attempts:
+            return "running"
+        return state_of(job, self.places, self.pins)
+
+    def _check_texts(self, left: list[Job]) -> None:
+        """A corpus must have the text that is pinned; results from another text than it has now are stale."""
+        self.study.check_corpora(self.corpora)
+        for corpus in dict.fromkeys(job.recipe.corpus for job in left):
+            found = open_corpus(self.study.place(corpus, self.corpora)).fingerprint()
+            wanted = self.pins.setdefault(corpus, found)
+            if found != wanted:
+                raise BadInput(f"corpus '{corpus}' has another text ({found[:12]}) than the study pins ({wanted[:12]})")
+
+    def _give_out(self) -> None:
+        for job in self.study.jobs:
+            if len(self.attempts) >= self.executor.room:
+                return
+            if self._state(job) in ("partial", "missing", "stale"):
+                place = self.study.place(job.recipe.corpus, self.corpora)
+                order = Order(job, self.places, place, self.machine)
+                self.attempts[job.name] = _Attempt(self.executor.start(order))
+
+    def _collect(self) -> None:
+        for job in self.study.jobs:
+            attempt = self.attempts.get(job.name)
+            if attempt is None:
+                continue
+            code = attempt.worker.code()
+            if code is None:
+                self._hurry(job, attempt)
+                continue
+            del self.attempts[job.name]
+            if code != 0:
+                reason = f"no progress for {self.time_limit:.0f} s" if attempt.stopped else f"ended with code {code}"
+                self._failed(job, code, reason)
+
+    def _hurry(self, job: Job, attempt: _Attempt) -> None:
+        """A job that makes no progress for too long is ended."""
+        said, now = progress_of(job, self.places), time.monotonic()
+        waits = self.executor.queues and not is_locked(self.places.lock(job))
+        if said != attempt.seen or waits:
+            attempt.seen, attempt.at = said, now
+        elif now - attempt.at > self.time_limit:
+            attempt.stopped, attempt.at = True, now
+            attempt.worker.stop(now=True)
+
+    def _failed(self, job: Job, code: int, reason: str) -> None:
+        """Note it; three times without getting any further is too often, and bad input stays bad."""
+        path, log = self.places.attempts(job), self.places.log(job)
+        before = json.loads(path.read_text()) if path.exists() else []
+        here = reached(job, self.places)
+        before = [*(one for one in before if one["reached"] == here), {"code": code, "reason": reason, "reached": here}]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(before).encode())
+        if code == 2 or len(before) >= ATTEMPTS:
+            tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
+            write_json(
+                self.places.failure(job),
+                {"kind": "fieldlens failure", "attempts": before, "log": tail, **job.to_json()},
+            )
+
+    def _stop(self) -> None:
+        for attempt in self.attempts.values():
+            attempt.worker.stop()
+        end = time.monotonic() + GRACE
+        while any(attempt.worker.code() is None for attempt in self.attempts.values()):
+            if time.monotonic() > end:
+                for attempt in self.attempts.values():
+                    attempt.worker.stop(now=True)
+            time.sleep(POLL)
+
+
+def write_study(study: Study, places: Places) -> None:
+    """What the results are the results of, for who reads them later; nothing if that stands there."""
+    content = {
+        "kind": "fieldlens study",
+        "name": study.name,
+        "title": study.title,
+        "jobs": [{"name": job.name, **job.to_json()} for job in study.whole],
+    }
+    path = places.results / "study.json"
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    if not path.exists() or path.read_text() != text:
+        write_json(path, content)
+
+
+def forgive(study: Study, places: Places) -> None:
+    """Let failed jobs be tried again."""
+    for job in study.jobs:
+        for path in (places.failure(job), places.attempts(job)):
+            path.unlink(missing_ok=True)
+
+
+def diverged(study: Study, places: Places) -> list[Job]:
+    """Jobs whose training diverged: results, and shown as such."""
+    return [job for job in study.jobs if (result_of(job, places) or {}).get("state") == "diverged"]

@@ -1,0 +1,220 @@
+"""One job: train, evaluate, measure, and leave one small result. Any of it that is there already is not done again.
+
+Run as a process of its own, `python -m fieldlens.study.job FILE NICE`, so that whatever kills it kills nothing else.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fieldlens.checkpoint import replace_file
+from fieldlens.corpus import open_corpus
+from fieldlens.errors import FieldlensError
+from fieldlens.evaluate import Question, evaluate_all
+from fieldlens.evaluation import Evaluation
+from fieldlens.machine import Machine
+from fieldlens.measure import Measurement, measure_all, save_measurement
+from fieldlens.measure import Question as MeasureQuestion
+from fieldlens.recipe import Habits, Recipe
+from fieldlens.results import write_json
+from fieldlens.run import Occupied, Run, locked
+from fieldlens.study.plan import Job, job_from, question
+from fieldlens.study.state import Places, state_of
+from fieldlens.train import train
+from fieldlens.trainer import Diverged
+
+SAVE_EVERY = 50
+"""Steps between checkpoints: what a killed worker loses at most."""
+
+KIND = "fieldlens result"
+
+
+class Progress:
+    """What a job says of itself while it works, in a file that anybody may read."""
+
+    def __init__(self, places: Places, job: Job) -> None:
+        self.path, self.clock = places.progress(job), places.timings(job)
+        self.stage, self.told, self.begun = "", 0.0, time.monotonic()
+        self.seconds: dict[str, float] = {}
+        with suppress(OSError, ValueError):
+            self.seconds = json.loads(self.clock.read_text())
+
+    @contextmanager
+    def at(self, stage: str) -> Iterator[None]:
+        """While this holds, time is counted for a stage."""
+        self.stage, self.begun = stage, time.monotonic()
+        self.tell(force=True)
+        try:
+            yield
+        finally:
+            spent = self.seconds.get(stage, 0.0) + time.monotonic() - self.begun
+            self.seconds[stage] = round(spent, 1)
+            replace_file(self.clock, json.dumps(self.seconds).encode())
+
+    def tell(self, done: float = 0.0, force: bool = False, **more: Any) -> None:
+        """How much of the stage is done, between 0 and 1; at most once a second."""
+        now = time.monotonic()
+        if force or now - self.told >= 1:
+            self.told, spent = now, now - self.begun
+            report = {"pid": os.getpid(), "stage": self.stage, "done": done, "spent": spent, **more}
+            temporary = self.path.with_suffix(".new")
+            temporary.write_text(json.dumps(report))  # not worth an fsync
+            os.replace(temporary, self.path)
+
+    def step(self, row: dict[str, Any]) -> None:
+        if "step" in row:
+            self.tell(row["step"] / row["steps"], step=row["step"], steps=row["steps"], loss=row["loss"])
+
+    def event(self, event: dict[str, Any]) -> None:
+        if "done" in event:
+            self.tell(event["done"] / event["total"])
+
+
+def perform(job: Job, places: Places, corpus: str, machine: Machine) -> None:
+    """Do what is missing of a job."""
+    work = places.work(job)
+    with locked(places.lock(job), f"{work}: another process works on this job"):
+        text = open_corpus(corpus).fingerprint()
+        if state_of(job, places, {job.recipe.corpus: text}, locks=False) == "done":
+            return
+        _start_afresh_with(text, work)
+        progress = Progress(places, job)
+        recipe = dataclasses.replace(job.recipe, corpus=corpus)
+        with progress.at("train"):
+            _train(recipe, work, machine, progress)
+        device, dtype = machine.start()
+        run = Run(work)
+        if run.read(run.status)["state"] == "diverged":
+            _finish(job, places, run, text, [], None)
+            return
+        with progress.at("evaluate"):
+            found = [_evaluate(asked, work, device, dtype, progress) for asked in job.evaluations]
+        measured = None
+        if job.measurement is not None:
+            with progress.at("measure"):
+                asked = MeasureQuestion(**job.measurement)
+                (measured,) = measure_all([str(work)], asked, device, dtype, progress.event)
+        _finish(job, places, run, text, found, measured)
+
+
+def _start_afresh_with(text: str, work: Path) -> None:
+    """Drop what was made from another text."""
+    mark = work / "text"
+    if mark.exists() and mark.read_text() != text:
+        for name in ("checkpoints", "model", "evaluations"):
+            shutil.rmtree(work / name, ignore_errors=True)
+        for name in ("status.json", "metrics.jsonl", "timings.json", "config.json"):
+            (work / name).unlink(missing_ok=True)
+    mark.write_text(text)
+
+
+def _train(recipe: Recipe, work: Path, machine: Machine, progress: Progress) -> None:
+    with suppress(Diverged):  # a result like any other
+        train(
+            recipe,
+            work,
+            resume=True,
+            machine=machine,
+            habits=Habits(save_every=max(1, min(SAVE_EVERY, recipe.steps // 4))),
+            watch=progress.step,
+        )
+
+
+def _evaluate(
+    asked: dict[str, Any], work: Path, device: torch.device, dtype: torch.dtype, progress: Progress
+) -> Evaluation:
+    ((_, found),) = evaluate_all(
+        [str(work)], Question(None, **question(asked)), work / "evaluations", device, dtype, progress.event
+    )
+    return found
+
+
+def _finish(
+    job: Job, places: Places, run: Run, text: str, found: list[Evaluation], measured: Measurement | None
+) -> None:
+    """Write the result; its last file says that all of it is there."""
+    folder, addresses = places.result(job), job.addresses()
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(places.timings(job), folder / "timings.json")
+    kept = {"result.json", "timings.json"}
+    for asked, one, address in zip(job.evaluations, found, addresses["evaluations"], strict=bool(found)):
+        about = {key: value for key, value in one.about.items() if key != "seconds"}
+        about |= {"model": _model(about["model"], job), "asked": asked}
+        name = f"evaluation-{address[:8]}"
+        dataclasses.replace(one, about=about).save(folder / f"{name}.json")
+        kept |= {f"{name}.json", f"{name}.npz"}
+    if measured is not None:
+        about = measured.about | {"model": _model(measured.about["model"], job)}
+        save_measurement(dataclasses.replace(measured, about=about), folder / "measurement.json")
+        kept |= {"measurement.json", "measurement.npz"}
+    write_json(folder / "result.json", _result(job, run, text, addresses))
+    for path in folder.iterdir():
+        if path.name not in kept:
+            path.unlink()
+    for path in (places.progress(job), places.attempts(job)):
+        path.unlink(missing_ok=True)
+
+
+def _model(about: dict[str, Any], job: Job) -> dict[str, Any]:
+    """What a result says of the model: nothing of where it lay."""
+    return {**{key: value for key, value in about.items() if key != "folder"}, "recipe": dataclasses.asdict(job.recipe)}
+
+
+def _result(job: Job, run: Run, text: str, addresses: dict[str, Any]) -> dict[str, Any]:
+    status, config = run.read(run.status), run.read(run.config)
+    checks = [row for row in run.history() if row.get("validation_perplexity") is not None]
+    return {
+        "kind": KIND,
+        "state": "diverged" if status["state"] == "diverged" else "done",
+        "reason": status.get("reason", ""),
+        "addresses": addresses,
+        **job.to_json(),
+        "text": text,
+        "data": config["experiment"]["data"],
+        "parameters": config["parameters"],
+        "unigram_perplexity": config["unigram_perplexity"],
+        "validation": [[row["step"], row["validation_perplexity"]] for row in checks],
+        "versions": config["versions"],
+        "machine": config["machine"],
+    }
+
+
+def _end_with_parent() -> None:
+    """When whoever started this process is gone, end as if asked to: save, and leave."""
+
+    def wait() -> None:
+        while os.read(0, 1):  # not sys.stdin, whose lock a thread may not hold when Python ends
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main() -> None:
+    file, nice = sys.argv[1:]
+    os.nice(int(nice))
+    given = json.loads(Path(file).read_text())
+    _end_with_parent()
+    try:
+        places = Places(**{key: Path(value) for key, value in given["places"].items()})
+        perform(job_from(given["job"]), places, given["corpus"], Machine(**given["machine"]))
+    except Occupied:
+        return  # somebody else does it
+    except FieldlensError as error:
+        print(f"fieldlens: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

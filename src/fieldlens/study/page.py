@@ -1,0 +1,289 @@
+"""A study's report: one page, from its results folder alone, also while the study is running."""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fieldlens import draw, report
+from fieldlens.advice import COVERED, coverage
+from fieldlens.compare import Comparison, compare
+from fieldlens.errors import BadInput
+from fieldlens.evaluation import Evaluation, read_evaluation
+from fieldlens.measure import Measurement, read_measurement
+from fieldlens.results import read_json
+from fieldlens.sheet import Sheet
+
+HOLDS = ("holds", "improves")
+
+MEANING = (
+    "Every model is asked to predict **the same tokens**; only the number of tokens before them differs. A length is a "
+    "number of input tokens. Right of the training length the model sees more than it was trained on.",
+    "**improves** and **holds** mean that perplexity past the training length is significantly lower, or not "
+    "significantly different; **drifts** that it is significantly higher by less than half; **explodes** that it is "
+    "higher by half or more. Signs of whole documents are flipped, and p-values corrected by Holm.",
+    "**Coverage** is the share of the gradient that falls inside the training length. The paper's principle: a model "
+    f"with more than {COVERED:.0%} extrapolates. The reverse does not follow.",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is left of one run when its work is done."""
+
+    name: str
+    about: dict[str, Any]
+    evaluations: list[Evaluation]
+    measurement: Measurement | None
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return self.about["recipe"]
+
+    @property
+    def diverged(self) -> bool:
+        return self.about["state"] == "diverged"
+
+
+def read_result(folder: Path) -> Result:
+    """A result folder."""
+    about = read_json(folder / "result.json")
+    try:
+        files = [folder / f"evaluation-{address[:8]}.json" for address in about["addresses"]["evaluations"]]
+        measured = folder / "measurement.json"
+        if about["state"] == "diverged":
+            lost = _diverged(about)
+            return Result(folder.name, about, [lost] * len(files), None)
+        return Result(
+            folder.name,
+            about,
+            [read_evaluation(file) for file in files],
+            read_measurement(measured) if about["addresses"]["measurement"] else None,
+        )
+    except (KeyError, TypeError) as error:
+        raise BadInput(f"{folder} is not a whole result ({type(error).__name__}: {error})") from None
+
+
+def _diverged(about: dict[str, Any]) -> Evaluation:
+    model = {
+        "name": about["recipe"]["scheme"], "scheme": about["recipe"]["scheme"], "recipe": about["recipe"],
+        "data": about["data"], "train_length": None,
+    }  # fmt: skip
+    return Evaluation({"state": "diverged", "model": model, "window": None}, {}, [])
+
+
+def read_results(folder: Path) -> tuple[dict[str, Any], list[Result]]:
+    """What a results folder says of its study, and the results that are there and whole, in the study's order."""
+    study, found = read_json(folder / "study.json"), []
+    for job in study["jobs"]:
+        with suppress(BadInput):
+            found.append(read_result(folder / job["name"]))
+    return study, found
+
+
+def comparisons(results: Sequence[Result]) -> dict[tuple[str, str], Comparison]:
+    """The evaluations that can be compared: those of one corpus and one question, by both."""
+    found: dict[tuple[str, str], list[Evaluation]] = {}
+    for result in results:
+        asked = [_asked(one) for one in result.about["evaluations"]]
+        for question, one in zip(asked, result.evaluations, strict=True):
+            found.setdefault((result.recipe["corpus"], question), []).append(one)
+    return {key: compare(some) for key, some in found.items() if any(one.losses for one in some)}
+
+
+def _asked(one: dict[str, Any]) -> str:
+    words = [one.get("protocol", "last-token")]
+    words += [f"{key} {one[key]}" for key in ("k", "stride", "window") if one.get(key) is not None]
+    longest, count = max(one["lengths"]), one.get("segments", 1000)
+    return ", ".join([*words, f"up to {longest:,} tokens", f"{count:,} targets"])
+
+
+def summary(results: Sequence[Result]) -> list[Sheet]:
+    """The tables of a study: perplexities by length, then verdict and coverage of every run."""
+    sheets = []
+    for (corpus, asked), one in comparisons(results).items():
+        sheets.append(dataclasses.replace(one.sheet(), title=f"{one.quantity} on {corpus}: {asked}"))
+    rows = [_row(result) for result in results]
+    return [*sheets, Sheet(["model", "L_tr", "corpus", "seed", "verdict", "coverage", "99% within"], rows, "verdicts")]
+
+
+def _row(result: Result) -> list[str]:
+    recipe = result.recipe
+    start = [recipe["scheme"], str(recipe["length"]), recipe["corpus"], str(recipe["seed"])]
+    if result.diverged:
+        return [*start, "diverged", "–", "–"]
+    return [*start, _verdict(result) or "–", *_field(result)]
+
+
+def _verdict(result: Result) -> str | None:
+    """The verdict of its first evaluation that has one."""
+    found = [one.verdict for one in result.evaluations if one.losses]
+    named = next((one for one in found if one["verdict"]), None)
+    if named is None:
+        return None
+    return named["verdict"] + (f" from {named['first']}" if named["first"] else "")
+
+
+def _field(result: Result) -> list[str]:
+    one = result.measurement
+    if one is None or one.field.status:
+        return ["–", "–"]
+    share = coverage(one.field)["share"]
+    tokens = f"{one.field.erf(0.99):,}"
+    bounded = f"> {tokens}" if one.field.saturated() else tokens
+    return ["–" if share is None else f"{share:.1%}", bounded]
+
+
+def page(folder: Path) -> str:
+    """The report."""
+    study, results = read_results(folder)
+    failed = sorted(path.parent.name for path in folder.glob("*/failed.json"))
+    there = {result.name for result in results}
+    missing = [job["name"] for job in study["jobs"] if job["name"] not in there and job["name"] not in failed]
+    where = f"{len(results)} of {len(study['jobs'])} runs"
+    blocks: list[report.Block] = []
+    if missing:
+        blocks.append(report.note("info", f"**{len(missing)} runs are still to come**: {', '.join(missing)}."))
+    if failed:
+        blocks.append(report.note("warning", f"**{len(failed)} runs failed**: {', '.join(failed)}."))
+    if results:
+        blocks += _blocks(results)
+    versions = results[0].about["versions"]["fieldlens"] if results else ""
+    return report.page(study["title"], where, blocks, {"made with": f"fieldlens {versions}".strip()})
+
+
+def _blocks(results: Sequence[Result]) -> list[report.Block]:
+    found = comparisons(results)
+    blocks: list[report.Block] = []
+    for (corpus, asked), one in found.items():
+        blocks += _perplexity(corpus, asked, one)
+    blocks += _verdicts(results)
+    blocks += _fields(results)
+    blocks += [report.heading("How to read this"), report.text(*MEANING)]
+    blocks.append(report.heading("How this was made"))
+    for result in results:
+        rows = [[key, value] for key, value in _flat(result.about)]
+        blocks.append(report.details(result.name, [report.table(["key", "value"], rows)]))
+    return blocks
+
+
+def _perplexity(corpus: str, asked: str, one: Comparison) -> list[report.Block]:
+    lines = one.lines()
+    colours = draw.tints([line.spec for line in lines])
+    series = [
+        report.Series(line.label, line.lengths, line.middle, colour, marker, line.low, line.high, group=line.label)
+        for line, (colour, marker) in zip(lines, colours, strict=True)
+    ]
+    trained = sorted({line.train_length for line in lines if line.train_length})
+    marks = [report.Mark(length, "training length") for length in trained]
+    chart = report.chart(
+        f"{one.quantity.capitalize()} against context length",
+        report.Axis("tokens before the target", log=True, toggle=True, format="tokens"),
+        report.Axis(one.quantity, log=True, toggle=True),
+        series,
+        marks,
+        "The band is one standard deviation over seeds, or 95% over documents where there is one seed.",
+    )
+    sheet = one.sheet()
+    copies = {"Markdown": sheet.markdown(), "LaTeX": sheet.latex()}
+    tests = [report.table(test.columns, test.rows, test.title) for test in one.tests()]
+    blocks = [
+        report.heading(f"Perplexity on {corpus}"),
+        report.text(asked.capitalize() + "."),
+        chart,
+        report.table(sheet.columns, sheet.rows, "", sheet.notes, copies),
+    ]
+    return [*blocks, report.details("Paired tests", tests)] if tests else blocks
+
+
+def _verdicts(results: Sequence[Result]) -> list[report.Block]:
+    sheet = summary(results)[-1]
+    copies = {"Markdown": sheet.markdown(), "LaTeX": sheet.latex()}
+    blocks = [
+        report.heading("Does coverage predict extrapolation?"),
+        report.table(sheet.columns, sheet.rows, "Every run: what was measured, and what the gradient says", (), copies),
+    ]
+    counts = prediction(results)
+    if sum(counts.values()):
+        rows = [
+            [f"covered (> {COVERED:.0%})", str(counts[True, True]), str(counts[True, False])],
+            ["not covered", str(counts[False, True]), str(counts[False, False])],
+        ]
+        blocks.append(report.table(["runs", "holds or improves", "drifts or explodes"], rows, "Prediction and outcome"))
+    return blocks
+
+
+def prediction(results: Sequence[Result]) -> dict[tuple[bool, bool], int]:
+    """How many runs are (covered, extrapolate)."""
+    counts = {(a, b): 0 for a in (True, False) for b in (True, False)}
+    for result in results:
+        verdict = _verdict(result)
+        share = coverage(result.measurement.field)["share"] if result.measurement else None
+        if verdict is not None and share is not None:
+            counts[share > COVERED, verdict.split()[0] in HOLDS] += 1
+    return counts
+
+
+def _fields(results: Sequence[Result]) -> list[report.Block]:
+    """The receptive fields, one chart per corpus; seeds of one model share a legend entry."""
+    blocks: list[report.Block] = []
+    for corpus in dict.fromkeys(result.recipe["corpus"] for result in results):
+        found = [
+            (result, result.measurement)
+            for result in results
+            if result.recipe["corpus"] == corpus and result.measurement and not result.measurement.field.status
+        ]
+        if not found:
+            continue
+        several = len({result.recipe["length"] for result, _ in found}) > 1
+        names = [_called(result.recipe, several) for result, _ in found]
+        specs = {name: result.recipe["scheme"] for name, (result, _) in zip(names, found, strict=True)}
+        colours = dict(zip(specs, draw.tints(list(specs.values())), strict=True))
+        series = [_curve(name, one, colours[name][0]) for name, (_, one) in zip(names, found, strict=True)]
+        trained = sorted({one.field.train_length for _, one in found if one.field.train_length})
+        marks = [report.Mark(length, "training length") for length in trained]
+        marks.append(report.Mark(0.99, "99%", "y"))
+        length = max(one.field.length for _, one in found)
+        chart = report.chart(
+            f"Share of the gradient in the most recent tokens, of {length:,}",
+            report.Axis("most recent tokens", log=True, toggle=True, format="tokens"),
+            report.Axis("cumulative share", format="percent", low=0.0, high=1.0),
+            series,
+            marks,
+            "The band holds the middle half of the segments.",
+        )
+        blocks += [report.heading(f"Receptive fields on {corpus}"), chart]
+    return blocks
+
+
+def _called(recipe: dict[str, Any], several: bool) -> str:
+    """A run's name in a legend; with its training length where there are several."""
+    return f"{recipe['scheme']} (L_tr {recipe['length']})" if several else str(recipe["scheme"])
+
+
+def _curve(name: str, one: Measurement, colour: str) -> report.Series:
+    curve = one.field.curve(one.spec)
+    points = _thinned(len(curve.middle))
+    low, middle, high = (
+        [float(f"{values[n - 1]:.5g}") for n in points] for values in (curve.low, curve.middle, curve.high)
+    )
+    return report.Series(name, points, middle, colour, "", low, high, group=name)
+
+
+def _thinned(length: int, count: int = 400) -> list[int]:
+    """Numbers of tokens, evenly on a log axis."""
+    return sorted({int(n) for n in np.unique(np.round(np.geomspace(1, length, count)))})
+
+
+def _flat(about: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+    found = []
+    for key, value in about.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{before}{key}.")
+        else:
+            found.append((before + key, str(value)))
+    return found

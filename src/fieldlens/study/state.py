@@ -1,0 +1,107 @@
+"""Where the parts of a study lie, and how far each job has come: told from files alone.
+
+done: its result is there, and is what the study asks for. stale: it is there, but something else was asked then.
+running: a process works on it now. partial: it was begun. failed: it failed too often. missing: none of these.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fieldlens.checkpoint import steps_of
+from fieldlens.errors import BadInput
+from fieldlens.results import read_json
+from fieldlens.run import is_locked
+from fieldlens.study.plan import Job, Study
+
+State = Literal["done", "partial", "running", "stale", "missing", "failed"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where results and the work on them lie."""
+
+    results: Path
+    """Small files, made to be committed."""
+    runs: Path
+    """Run folders, logs, checkpoints: nothing that a reader of the results needs."""
+
+    def result(self, job: Job) -> Path:
+        return self.results / job.name
+
+    def work(self, job: Job) -> Path:
+        return self.runs / job.name
+
+    def lock(self, job: Job) -> Path:
+        return self.work(job) / "job.lock"
+
+    def progress(self, job: Job) -> Path:
+        return self.work(job) / "progress.json"
+
+    def timings(self, job: Job) -> Path:
+        return self.work(job) / "timings.json"
+
+    def log(self, job: Job) -> Path:
+        return self.work(job) / "log.txt"
+
+    def failure(self, job: Job) -> Path:
+        """Why a job failed, kept among the results: that is one too."""
+        return self.result(job) / "failed.json"
+
+    def attempts(self, job: Job) -> Path:
+        return self.work(job) / "attempts.json"
+
+
+def result_of(job: Job, places: Places) -> dict[str, Any] | None:
+    """A job's result, if there is one that can be read."""
+    try:
+        return read_json(places.result(job) / "result.json")
+    except BadInput:
+        return None
+
+
+def state_of(job: Job, places: Places, pins: dict[str, str] | None = None, locks: bool = True) -> State:
+    """How far a job has come; `locks` says whether to look who works on it."""
+    if locks and is_locked(places.lock(job)):
+        return "running"
+    found = result_of(job, places)
+    if found is not None:
+        wanted = (pins or {}).get(job.recipe.corpus)
+        same = found.get("state") == "diverged" or found.get("addresses") == job.addresses()
+        return "done" if same and (wanted is None or found.get("text") == wanted) and _whole(job, places) else "stale"
+    if places.failure(job).exists():
+        return "failed"
+    return "partial" if (places.work(job) / "config.json").exists() else "missing"
+
+
+def _whole(job: Job, places: Places) -> bool:
+    """Whether the files that a result speaks of are there."""
+    found = result_of(job, places) or {}
+    if found.get("state") == "diverged":
+        return True
+    folder = places.result(job)
+    names = [f"evaluation-{address[:8]}" for address in found["addresses"]["evaluations"]]
+    names += ["measurement"] if found["addresses"]["measurement"] else []
+    return all((folder / f"{name}{ending}").is_file() for name in names for ending in (".json", ".npz"))
+
+
+def progress_of(job: Job, places: Places) -> dict[str, Any]:
+    """What a job last said of itself; {} if nothing."""
+    try:
+        found = json.loads(places.progress(job).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def reached(job: Job, places: Places) -> list[int]:
+    """How far the work on a job is safe: the step of its newest checkpoint, and how many evaluations there are."""
+    work = places.work(job)
+    steps = [int(path.name.split("-")[-1]) for path in steps_of(work / "checkpoints")]
+    return [max(steps, default=0), len(list((work / "evaluations").glob("*.json")))]
+
+
+def survey(study: Study, places: Places) -> dict[str, State]:
+    """The state of every job, by its name."""
+    return {job.name: state_of(job, places, study.pins) for job in study.jobs}

@@ -1,0 +1,92 @@
+"""What a person sees of a study while it runs: every job with its state, progress, loss and time left."""
+
+from typing import Any
+
+from fieldlens.effort import spoken
+from fieldlens.sheet import Sheet
+from fieldlens.study.forecast import Forecast
+from fieldlens.study.plan import Study
+from fieldlens.study.state import Places, progress_of, result_of, state_of
+
+UNFINISHED = ("missing", "partial", "running", "stale")
+
+
+def overview(study: Study, places: Places, forecast: Forecast) -> list[dict[str, Any]]:
+    """One row per job, from files alone."""
+    rows = []
+    for job in study.jobs:
+        state = state_of(job, places, study.pins)
+        said = progress_of(job, places) if state in ("running", "partial") else {}
+        result = result_of(job, places) or {}
+        checks = result.get("validation") or []
+        rows.append(
+            {
+                "name": job.name,
+                "scheme": job.recipe.scheme,
+                "corpus": job.recipe.corpus,
+                "seed": job.recipe.seed,
+                "state": "diverged" if state == "done" and result.get("state") == "diverged" else state,
+                "stage": said.get("stage"),
+                "done": 1.0 if state == "done" else forecast.done(job, said),
+                "loss": said.get("loss"),
+                "validation_perplexity": checks[-1][1] if checks else None,
+                "seconds_left": forecast.left(job, said) if state in UNFINISHED else 0.0,
+            }
+        )
+    return rows
+
+
+def time_left(rows: list[dict[str, Any]], workers: int) -> float:
+    """Seconds until the study is done by so many workers."""
+    each = [row["seconds_left"] for row in rows]
+    return max([sum(each) / max(1, workers), *each], default=0.0)
+
+
+def table(study: Study, rows: list[dict[str, Any]], workers: int) -> Sheet:
+    """The overview as a table."""
+    several = len({row["corpus"] for row in rows}) > 1
+    seeds = len({row["seed"] for row in rows}) > 1
+    columns = ["model", *(["corpus"] if several else []), *(["seed"] if seeds else [])]
+    cells = [
+        [
+            row["scheme"],
+            *([row["corpus"]] if several else []),
+            *([str(row["seed"])] if seeds else []),
+            row["state"],
+            _progress(row),
+            _score(row),
+            spoken(row["seconds_left"]) if row["seconds_left"] else "",
+        ]
+        for row in rows
+    ]
+    return Sheet([*columns, "state", "progress", "loss", "left"], cells, headline(study, rows, workers))
+
+
+def headline(study: Study, rows: list[dict[str, Any]], workers: int) -> str:
+    """The study in one line."""
+    over = sum(row["state"] in ("done", "diverged") for row in rows)
+    lost = sum(row["state"] == "failed" for row in rows)
+    left = time_left(rows, workers)
+    words = [f"{study.title}: {over} of {len(rows)} runs done"]
+    words += [f"{lost} failed"] if lost else []
+    words += [f"about {spoken(left)} left"] if left else []
+    return ", ".join(words)
+
+
+def line(row: dict[str, Any]) -> str:
+    """A job in one line, for where there is no terminal."""
+    detail = " ".join(part for part in (_progress(row), _score(row)) if part)
+    return f"{row['name']}: {row['state']}{f' ({detail})' if detail else ''}"
+
+
+def _progress(row: dict[str, Any]) -> str:
+    if row["state"] == "running":
+        return f"{row['stage'] or 'starts'} {row['done']:.0%}"
+    return f"{row['done']:.0%}" if row["state"] == "partial" and row["done"] else ""
+
+
+def _score(row: dict[str, Any]) -> str:
+    if row["loss"] is not None:
+        return f"{row['loss']:.3f}"
+    found = row["validation_perplexity"]
+    return "" if found is None else f"perplexity {found:.1f}"

@@ -1,0 +1,293 @@
+"""Studies: what a file expands to, what is refused, faults on the way, and that nothing is done twice."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import studying
+
+from fieldlens import protocols
+from fieldlens.cli import main
+from fieldlens.errors import BadInput
+from fieldlens.machine import Machine
+from fieldlens.study.conduct import Controller
+from fieldlens.study.executors import Local
+from fieldlens.study.forecast import Forecast, operations
+from fieldlens.study.job import perform
+from fieldlens.study.page import comparisons, page, prediction, read_results, summary
+from fieldlens.study.plan import job_from, read_study
+from fieldlens.study.state import progress_of, state_of, survey
+from fieldlens.study.view import headline, overview, time_left
+
+CPU = Machine(device="cpu", threads=1)
+
+
+def test_a_study_is_all_combinations(tmp_path: Path) -> None:
+    found, _ = studying.opened(studying.write_study(tmp_path, ["alibi", "none:window=4"], seeds=[1, 2, 3]))
+    assert [(job.recipe.scheme, job.recipe.seed) for job in found.jobs] == [
+        (scheme, seed) for seed in (1, 2, 3) for scheme in ("alibi", "none:window=4")
+    ]
+    assert {job.recipe.steps for job in found.jobs} == {20}
+    assert len({job.name for job in found.jobs}) == 6
+
+
+def test_a_model_may_have_its_own_fields_corpora_and_seeds(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        'preset = "smoke"\ncorpora = ["a", "b"]\nseeds = [1, 2]\n'
+        'models = ["alibi", { scheme = "rotary", length = 16, corpora = ["b"], seeds = [2] }]\n'
+        '[[evaluate]]\nlengths = [8]\n[[evaluate]]\nlengths = [9]\nmodels = ["rotary"]\n'
+        '[measure]\nlength = 40\nmodels = ["alibi"]\n'
+    )
+    found = read_study(str(file))
+    (rotary,) = [job for job in found.jobs if job.recipe.scheme == "rotary"]
+    assert (rotary.recipe.length, rotary.recipe.corpus, rotary.recipe.seed) == (16, "b", 2)
+    assert [asked["lengths"] for asked in rotary.evaluations] == [[8], [9]]
+    assert rotary.measurement is None
+    assert len(found.jobs) == 5
+    assert len(found.only(["alibi-*-1-*"]).jobs) == 2
+    with pytest.raises(BadInput, match="no run of study 'own' is named like sandwich"):
+        found.only(["sandwich*"])
+
+
+def test_addresses_keep_training_apart_from_protocols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = studying.opened(studying.write_study(tmp_path, ["alibi"]))[0].jobs
+    before = job.addresses()
+    assert job_from(json.loads(json.dumps(job.to_json()))).addresses() == before
+    monkeypatch.setattr(protocols.LastToken, "version", 2)
+    after = job.addresses()
+    assert after["training"] == before["training"]
+    assert after["evaluations"] != before["evaluations"]
+    assert after["measurement"] == before["measurement"]
+    other = dataclasses.replace(job, recipe=dataclasses.replace(job.recipe, seed=2))
+    assert not {*other.addresses()["evaluations"], other.training_address} & {
+        *before["evaluations"],
+        before["training"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('models = ["alibi"]\nspeed = 1', "unknown key 'speed'"),
+        ('models = ["alibbi"]', "did you mean 'alibi'"),
+        ('models = ["alibi:slope=1"]', "did you mean 'slopes'"),
+        ("models = []", "models is []"),
+        ("title = 'x'", "models is None"),
+        ('models = ["alibi"]\npreset = "pockt"', "did you mean 'pocket'"),
+        ('models = ["alibi"]\nseeds = []', "seeds are []"),
+        ('models = ["alibi"]\nseeds = ["one"]', "seeds are ['one']"),
+        ('models = ["alibi"]\n[recipe]\nstepps = 3', "did you mean 'steps'"),
+        ('models = ["alibi"]\n[recipe]\nsteps = 0', "steps is 0"),
+        ('models = ["alibi"]\n[recipe]\nsteps = "many"', "steps is 'many': int is needed"),
+        ('models = ["alibi"]\n[recipe]\nheads = 3', "3"),
+        ('models = [{ scheme = "rotary", width = 12, heads = 4 }]', "rotary"),
+        ('models = ["alibi"]\ncorpora = ["../elsewhere"]', "a corpus is '../elsewhere'"),
+        ('models = ["alibi"]\n[evaluate]\nlenghts = [1]', "did you mean 'lengths'"),
+        ('models = ["alibi"]\n[evaluate]\nsegments = 3', "lengths are None"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [0]', "lengths are 0"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nprotocol = "last"', "unknown protocol 'last'"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nmodels = ["rotary"]', "unknown model 'rotary'"),
+        ('models = ["alibi"]\n[measure]\nlength = 1', "length is 1"),
+        ('models = ["alibi"]\nmeasure = 3', "measure is 3"),
+        ('models = ["alibi"]\n[data]\nlatex = "0"', "unknown corpus 'latex'"),
+        ('models = [{ scheme = "alibi", seeds = [7] }]', "names 7"),
+        ('models = ["alibi"]\n[[measure]]\n[[measure]]', "measured 2 times"),
+        ("models = [", "is not TOML"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        main(["study", str(file), "--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.toml"]
+
+
+@pytest.mark.parametrize("name", ["deno", "nowhere.toml"])
+def test_no_such_study(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["study", name, "--dry-run"])
+    assert stop.value.code == 2
+    assert "demo" in capsys.readouterr().err
+
+
+def test_an_absent_corpus_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    file = studying.write_study(tmp_path, ["alibi"])
+    shutil.rmtree(tmp_path / "words")
+    done = studying.study(file)
+    assert done.returncode == 2
+    assert "corpus 'words' is not built in" in done.stderr
+    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["demo", "paper"])
+def test_built_in_studies_are_whole(name: str) -> None:
+    found = read_study(name)
+    assert len(found.jobs) == len({job.name for job in found.jobs}) > 4
+    for job in found.jobs:
+        assert job.evaluations
+        assert job.measurement
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study that nobody disturbed, run by the command."""
+    folder = tmp_path_factory.mktemp("study")
+    file = studying.write_study(folder, ["alibi", "none:window=4"], seeds=[1, 2])
+    done = studying.study(file, "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"report: {folder / 'results' / 'report.html'}"
+    assert "4 of 4 runs done" in done.stderr
+    return file
+
+
+def test_results_are_enough_for_tables_and_report(whole: Path) -> None:
+    study, results = read_results(whole.parent / "results")
+    assert study["title"] == "A small study"
+    assert [result.recipe["seed"] for result in results] == [1, 1, 2, 2]
+    ((key, one),) = comparisons(results).items()
+    assert key[0] == "words"
+    assert [group.name for group in one.groups] == ["alibi", "none:window=4"]
+    assert one.lengths == [16, 32, 64]
+    assert one.over_seeds
+    window = [result for result in results if result.recipe["scheme"] == "none:window=4"]
+    assert all(result.measurement and result.measurement.field.erf(0.99) <= 7 for result in window)  # 2 (4 - 1) + 1
+    assert sum(prediction(results).values()) == 4
+    assert "none:window=4" in summary(results)[-1].markdown()
+    text = page(whole.parent / "results")
+    assert text == (whole.parent / "results" / "report.html").read_text()
+    assert str(whole.parent) not in text + "".join(
+        path.read_text() for path in (whole.parent / "results").rglob("*.json")
+    )
+
+
+def test_a_whole_study_does_nothing_and_changes_no_byte(whole: Path) -> None:
+    def everything() -> dict[str, tuple[bytes, int]]:
+        files = [
+            path for path in whole.parent.rglob("*") if path.is_file() and not {"cache", "faulty.py"} & set(path.parts)
+        ]
+        return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+    before = everything()
+    assert studying.study(whole).returncode == 0
+    assert everything() == before
+
+
+def test_status_and_dry_run_tell_without_doing(whole: Path, tmp_path: Path) -> None:
+    done = studying.study(whole, "--status", "--json")
+    rows = json.loads(done.stdout)["jobs"]
+    assert {row["state"] for row in rows} == {"done"}
+    assert {row["done"] for row in rows} == {1.0}
+    fresh = studying.study(whole, "--dry-run", out="elsewhere", runs="elsewhere-runs")
+    assert "0 of 4 runs done" in fresh.stdout
+    assert not (whole.parent / "elsewhere").exists()
+
+
+def copied(whole: Path, folder: Path) -> Path:
+    """The same study in another folder, to spoil."""
+    shutil.copytree(whole.parent, folder, dirs_exist_ok=True)
+    return folder / whole.name
+
+
+def test_another_question_makes_stale_and_trains_nothing(whole: Path, tmp_path: Path) -> None:
+    file = copied(whole, tmp_path)
+    found, places = studying.opened(studying.write_study(tmp_path, ["alibi"], seeds=[1], lengths=[16, 32, 48]))
+    (job,) = found.jobs
+    assert survey(found, places) == {job.name: "stale"}
+    metrics = places.work(job) / "metrics.jsonl"
+    before, when = metrics.read_bytes(), metrics.stat().st_mtime_ns
+    old = {path.name for path in places.result(job).glob("evaluation-*")}
+    perform(job, places, str(tmp_path / "words"), CPU)
+    assert survey(found, places) == {job.name: "done"}
+    assert (metrics.read_bytes(), metrics.stat().st_mtime_ns) == (before, when)
+    assert not old & {path.name for path in places.result(job).glob("evaluation-*")}
+    assert file.exists()
+
+
+def test_another_text_makes_stale_and_trains_again(whole: Path, tmp_path: Path) -> None:
+    found, places = studying.opened(copied(whole, tmp_path))
+    job = found.jobs[0]
+    pins = {"words": "0" * 64}
+    assert state_of(job, places, pins) == "stale"
+    (tmp_path / "words" / "000.txt").write_text("another text " * 200)
+    before = (places.result(job) / "result.json").read_bytes()
+    perform(job, places, str(tmp_path / "words"), CPU)
+    assert (places.result(job) / "result.json").read_bytes() != before
+    assert state_of(job, places) == "done"
+
+
+def test_a_result_that_lost_a_file_is_stale(whole: Path, tmp_path: Path) -> None:
+    found, places = studying.opened(copied(whole, tmp_path))
+    (places.result(found.jobs[0]) / "measurement.npz").unlink()
+    (places.result(found.jobs[1]) / "result.json").unlink()
+    shutil.rmtree(places.result(found.jobs[2]))
+    shutil.rmtree(places.work(found.jobs[2]))
+    assert list(survey(found, places).values()) == ["stale", "partial", "missing", "done"]
+    text = page(places.results)
+    assert "runs are still to come" in text
+
+
+def test_a_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(tmp_path / "cache"))
+    file = studying.write_study(tmp_path, ["alibi"])
+    file.write_text(file.read_text().replace("bpe = 300", "bpe = 300\nlearning_rate = 1e30\nclip = 1e30"))
+    found, places = studying.opened(file)
+    (job,) = found.jobs
+    perform(job, places, str(tmp_path / "words"), CPU)
+    places.results.joinpath("study.json").write_text(json.dumps({"title": "t", "jobs": [{"name": job.name}]}))
+    assert state_of(job, places) == "done"
+    (row,) = overview(found, places, Forecast({"train": 1.0, "evaluate": 1.0, "measure": 1.0}))
+    assert row["state"] == "diverged"
+    assert "diverged" in page(places.results)
+
+
+def test_faults_change_no_result(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is killed, one hangs, one job always fails: the rest is as if nothing had been."""
+    for key, value in studying.settings(tmp_path).items():
+        monkeypatch.setenv(key, value)
+    found, places = studying.opened(studying.write_study(tmp_path, ["alibi", "hang", "poison"]))
+    alibi, hang, poison = found.jobs
+    killed = []
+
+    def kill() -> None:
+        said = progress_of(alibi, places)
+        if said.get("stage") == "train" and not killed:
+            killed.append(said["pid"])
+            os.kill(said["pid"], signal.SIGKILL)
+
+    Controller(found, places, Local(2), CPU, time_limit=15, watch=kill).run()
+    assert killed
+    assert list(survey(found, places).values()) == ["done", "done", "failed"]
+    failure = json.loads(places.failure(poison).read_text())
+    assert len(failure["attempts"]) == 3
+    assert "poisoned" in failure["log"][-1]
+    assert not places.attempts(hang).exists()
+    assert studying.steps_once(tmp_path / "small.toml")
+    ours, theirs = (studying.contents(folder / alibi.name) for folder in (places.results, whole.parent / "results"))
+    assert ours == theirs
+    assert "1 runs failed" in page(places.results)
+
+
+def test_time_left_is_shared_among_workers(whole: Path) -> None:
+    found, places = studying.opened(whole, "none", "none")
+    flat = Forecast({"train": 1e9, "evaluate": 1e9, "measure": 1e9})
+    rows = overview(found, places, flat)
+    each = sum(operations(found.jobs[0]).values()) / 1e9
+    assert time_left(rows, 1) == pytest.approx(4 * each)
+    assert time_left(rows, 2) == pytest.approx(2 * each)
+    assert time_left(rows, 9) == pytest.approx(each)
+    assert "0 of 4 runs done" in headline(found, rows, 1)
+    half = {"stage": "evaluate", "done": 0.5, "spent": 3.0}
+    assert flat.left(found.jobs[0], half) == pytest.approx(3.0 + operations(found.jobs[0])["measure"] / 1e9)
+    assert 0 < flat.done(found.jobs[0], half) < 1
