@@ -18,6 +18,8 @@ from fieldlens.measure import Heat, Measurement
 from fieldlens.protocols import Anchor
 from fieldlens.receptive import ReceptiveField
 from fieldlens.report import Axis, Block, Card, Mark, Series
+from fieldlens.study.page import Result
+from fieldlens.study.page import blocks as study_blocks
 
 playwright = pytest.importorskip("playwright.sync_api", reason="these tests need playwright: pip install playwright")
 CHROMIUM = os.environ.get("CHROMIUM") or next(
@@ -533,6 +535,35 @@ def test_the_lens_shows_every_part_of_a_measurement(show: Open, width: int, sche
     ):
         assert part in headings
     assert page.locator("svg[role=img]").count() == 5
+    assert page.evaluate("typeof window.hacked") == "undefined"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert hostile in page.locator("body").inner_text()
+
+
+def result(name: str, seed: int) -> Result:
+    """The result of one run of a study."""
+    rng = np.random.default_rng(seed)
+    recipe = {"scheme": name, "corpus": name, "seed": seed, "length": 32}
+    model = {"name": name, "scheme": None, "recipe": recipe, "data": "0", "train_length": 32}
+    evaluation = Evaluation(
+        {"model": model, "protocol": {"same_targets": True}, "segments": 40, "window": None},
+        {n: torch.from_numpy(rng.random(40) + 1) for n in (16, 32, 64)},
+        [Anchor(n // 4, n) for n in range(40)],
+    )
+    about = {"state": "done", "recipe": recipe, "evaluations": [{"lengths": [64]}], "versions": {"fieldlens": "0"}}
+    return Result(f"{name}-{seed}", about, [evaluation], measurement(name))
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_study_shows_every_part(show: Open, width: int, scheme: str) -> None:
+    hostile = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+    found = [result(hostile, seed) for seed in (1, 2)] + [result("plain", 1)]
+    blocks = study_blocks(found, failed=[hostile], missing=[hostile])
+    page = show(*blocks, title=hostile, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    headings = page.locator("h2").all_inner_texts()
+    assert "Does coverage predict extrapolation?" in headings
+    assert page.locator("svg[role=img]").count() == 4
     assert page.evaluate("typeof window.hacked") == "undefined"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert hostile in page.locator("body").inner_text()

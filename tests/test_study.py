@@ -14,6 +14,7 @@ from fieldlens import protocols
 from fieldlens.cli import main
 from fieldlens.errors import BadInput
 from fieldlens.machine import Machine
+from fieldlens.run import Occupied, locked
 from fieldlens.study.conduct import Controller
 from fieldlens.study.executors import Local
 from fieldlens.study.forecast import Forecast, operations
@@ -235,7 +236,20 @@ def test_a_result_that_lost_a_file_is_stale(whole: Path, tmp_path: Path) -> None
     shutil.rmtree(places.work(found.jobs[2]))
     assert list(survey(found, places).values()) == ["stale", "partial", "missing", "done"]
     text = page(places.results)
-    assert "runs are still to come" in text
+    assert "**Still to come**: alibi-words-1" in text
+
+
+def test_what_is_done_is_not_done_again(whole: Path, tmp_path: Path) -> None:
+    found, places = studying.opened(copied(whole, tmp_path))
+    job = found.jobs[0]
+    before = {path: path.stat().st_mtime_ns for path in places.work(job).rglob("*")}
+    with locked(places.lock(job), "held"):
+        assert state_of(job, places) == "running"
+        with pytest.raises(Occupied):
+            perform(job, places, str(tmp_path / "words"), CPU)
+    perform(job, places, str(tmp_path / "words"), CPU)
+    changed = {path.name for path, when in before.items() if path.stat().st_mtime_ns != when}
+    assert changed <= {"job.lock"}
 
 
 def test_a_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +290,7 @@ def test_faults_change_no_result(whole: Path, tmp_path: Path, monkeypatch: pytes
     assert studying.steps_once(tmp_path / "small.toml")
     ours, theirs = (studying.contents(folder / alibi.name) for folder in (places.results, whole.parent / "results"))
     assert ours == theirs
-    assert "1 runs failed" in page(places.results)
+    assert "**Failed**: poison-words-1" in page(places.results)
 
 
 def test_time_left_is_shared_among_workers(whole: Path) -> None:

@@ -334,16 +334,17 @@ def _meaning(target: str) -> list[report.Block]:
 def _made(found: Sequence[Measurement], command: str) -> list[report.Block]:
     blocks: list[report.Block] = [report.code(command, "Command")]
     for one in found:
-        rows = [[key, value] for key, value in _flat(one.about)]
+        rows = [[key, value] for key, value in flat(one.about)]
         blocks.append(report.details(f"Provenance of {one.name}", [report.table(["key", "value"], rows)]))
     return [report.heading("How this was made"), *blocks]
 
 
-def _flat(about: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+def flat(about: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
+    """Nested keys as one level, joined by dots, for a table of provenance."""
     found = []
     for key, value in about.items():
         if isinstance(value, dict):
-            found += _flat(value, f"{before}{key}.")
+            found += flat(value, f"{before}{key}.")
         else:
             found.append((before + key, str(value)))
     return found

@@ -167,7 +167,7 @@ def write_study(study: Study, places: Places) -> None:
         "kind": "fieldlens study",
         "name": study.name,
         "title": study.title,
-        "jobs": [{"name": job.name, **job.to_json()} for job in study.whole],
+        "jobs": [{"name": job.name} for job in study.whole],
     }
     path = places.results / "study.json"
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"

@@ -14,11 +14,14 @@ from fieldlens.advice import COVERED, coverage
 from fieldlens.compare import Comparison, compare
 from fieldlens.errors import BadInput
 from fieldlens.evaluation import Evaluation, read_evaluation
+from fieldlens.lens import flat
 from fieldlens.measure import Measurement, read_measurement
 from fieldlens.results import read_json
 from fieldlens.sheet import Sheet
 
 HOLDS = ("holds", "improves")
+NAMED = 12
+"""So many of the missing are named."""
 
 MEANING = (
     "Every model is asked to predict **the same tokens**; only the number of tokens before them differs. A length is a "
@@ -141,34 +144,34 @@ def _field(result: Result) -> list[str]:
 def page(folder: Path) -> str:
     """The report."""
     study, results = read_results(folder)
-    failed = sorted(path.parent.name for path in folder.glob("*/failed.json"))
     there = {result.name for result in results}
+    failed = sorted(path.parent.name for path in folder.glob("*/failed.json") if path.parent.name not in there)
     missing = [job["name"] for job in study["jobs"] if job["name"] not in there and job["name"] not in failed]
     where = f"{len(results)} of {len(study['jobs'])} runs"
-    blocks: list[report.Block] = []
-    if missing:
-        blocks.append(report.note("info", f"**{len(missing)} runs are still to come**: {', '.join(missing)}."))
-    if failed:
-        blocks.append(report.note("warning", f"**{len(failed)} runs failed**: {', '.join(failed)}."))
-    if results:
-        blocks += _blocks(results)
     versions = results[0].about["versions"]["fieldlens"] if results else ""
-    return report.page(study["title"], where, blocks, {"made with": f"fieldlens {versions}".strip()})
+    footer = {"made with": f"fieldlens {versions}".strip()}
+    return report.page(study["title"], where, blocks(results, failed, missing), footer)
 
 
-def _blocks(results: Sequence[Result]) -> list[report.Block]:
-    found = comparisons(results)
-    blocks: list[report.Block] = []
-    for (corpus, asked), one in found.items():
-        blocks += _perplexity(corpus, asked, one)
-    blocks += _verdicts(results)
-    blocks += _fields(results)
-    blocks += [report.heading("How to read this"), report.text(*MEANING)]
-    blocks.append(report.heading("How this was made"))
+def blocks(results: Sequence[Result], failed: Sequence[str] = (), missing: Sequence[str] = ()) -> list[report.Block]:
+    """What the report says, piece by piece."""
+    said: list[report.Block] = []
+    if missing:
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        said.append(report.note("info", f"**Still to come**: {', '.join(missing[:NAMED])}{more}."))
+    if failed:
+        said.append(report.note("warning", f"**Failed**: {', '.join(failed)}."))
+    if not results:
+        return said
+    for (corpus, asked), one in comparisons(results).items():
+        said += _perplexity(corpus, asked, one)
+    said += _verdicts(results)
+    said += _fields(results)
+    said += [report.heading("How to read this"), report.text(*MEANING), report.heading("How this was made")]
     for result in results:
-        rows = [[key, value] for key, value in _flat(result.about)]
-        blocks.append(report.details(result.name, [report.table(["key", "value"], rows)]))
-    return blocks
+        rows = [[key, value] for key, value in flat(result.about)]
+        said.append(report.details(result.name, [report.table(["key", "value"], rows)]))
+    return said
 
 
 def _perplexity(corpus: str, asked: str, one: Comparison) -> list[report.Block]:
@@ -277,13 +280,3 @@ def _curve(name: str, one: Measurement, colour: str) -> report.Series:
 def _thinned(length: int, count: int = 400) -> list[int]:
     """Numbers of tokens, evenly on a log axis."""
     return sorted({int(n) for n in np.unique(np.round(np.geomspace(1, length, count)))})
-
-
-def _flat(about: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
-    found = []
-    for key, value in about.items():
-        if isinstance(value, dict):
-            found += _flat(value, f"{before}{key}.")
-        else:
-            found.append((before + key, str(value)))
-    return found
