@@ -20,6 +20,8 @@ from fieldlens.results import read_json
 from fieldlens.sheet import Sheet
 
 HOLDS = ("holds", "improves")
+CARDS = 8
+"""A card for each model, if there are no more than so many."""
 NAMED = 12
 """So many of the missing are named."""
 
@@ -163,7 +165,10 @@ def blocks(results: Sequence[Result], failed: Sequence[str] = (), missing: Seque
         said.append(report.note("warning", f"**Failed**: {', '.join(failed)}."))
     if not results:
         return said
-    for (corpus, asked), one in comparisons(results).items():
+    found = comparisons(results)
+    if len(found) == 1 and len(next(iter(found.values())).groups) <= CARDS:
+        said += _headline(next(iter(found.values())))
+    for (corpus, asked), one in found.items():
         said += _perplexity(corpus, asked, one)
     said += _verdicts(results)
     said += _fields(results)
@@ -174,13 +179,32 @@ def blocks(results: Sequence[Result], failed: Sequence[str] = (), missing: Seque
     return said
 
 
+def _headline(one: Comparison) -> list[report.Block]:
+    """A card for each model: what becomes of it past its training length."""
+    cards = []
+    specs = [group.members[min(group.members)].about["model"].get("scheme") for group in one.groups]
+    for group, (colour, _) in zip(one.groups, draw.tints(specs), strict=True):
+        alive = list(group.alive().values())
+        if not alive:
+            cards.append(report.Card("diverged", group.name, "", colour))
+            continue
+        verdicts = list(dict.fromkeys(str(member.verdict["verdict"] or "no verdict") for member in alive))
+        trained, longest = alive[0].train_length, one.lengths[-1]
+        ends = [length for length in (trained, longest) if length is not None and length in one.lengths]
+        means = (np.mean(list(group.values(length).values())) for length in ends)
+        course = " → ".join(f"{mean:.3g} at {length:,}" for mean, length in zip(means, ends, strict=True))
+        cards.append(report.Card(" / ".join(verdicts), group.name, f"{one.quantity} {course}", colour))
+    return [report.cards(*cards)]
+
+
 def _perplexity(corpus: str, asked: str, one: Comparison) -> list[report.Block]:
     lines = one.lines()
     colours = draw.tints([line.spec for line in lines])
-    series = [
-        report.Series(line.label, line.lengths, line.middle, colour, marker, line.low, line.high, group=line.label)
-        for line, (colour, marker) in zip(lines, colours, strict=True)
-    ]
+    several = {group.name for group in one.groups if len(group.alive()) > 1}  # one seed has no spread to show
+    series = []
+    for line, (colour, marker) in zip(lines, colours, strict=True):
+        low, high = (line.low, line.high) if line.label in several else (None, None)
+        series.append(report.Series(line.label, line.lengths, line.middle, colour, marker, low, high, group=line.label))
     trained = sorted({line.train_length for line in lines if line.train_length})
     marks = [report.Mark(length, "training length") for length in trained]
     chart = report.chart(
@@ -189,7 +213,7 @@ def _perplexity(corpus: str, asked: str, one: Comparison) -> list[report.Block]:
         report.Axis(one.quantity, log=True, toggle=True),
         series,
         marks,
-        "The band is one standard deviation over seeds, or 95% over documents where there is one seed.",
+        "The band is one standard deviation over seeds." if several else "One seed: differences are tested below.",
     )
     sheet = one.sheet()
     copies = {"Markdown": sheet.markdown(), "LaTeX": sheet.latex()}

@@ -1,0 +1,46 @@
+"""The examples run as they say, from an empty folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(folder: Path, *command: str, **settings: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "said"),
+    [
+        ("bias_curves.py", "bias.png", "alibi"),
+        ("receptive_field.py", "receptive_field.png", "three windows of 16 reach 46 tokens: beyond them lies 0%"),
+    ],
+)
+def test_scripts(name: str, figure: str, said: str, tmp_path: Path) -> None:
+    assert said in run(tmp_path, str(EXAMPLES / name))
+    assert (tmp_path / figure).stat().st_size > 1000
+
+
+def test_the_plugin(tmp_path: Path) -> None:
+    plugin = str(EXAMPLES / "cliff.py")
+    command = ["-m", "fieldlens", "schemes", "cliff:edge=32", "--plot", "cliff.png"]
+    run(tmp_path, *command, FIELDLENS_PLUGINS=plugin)
+    assert (tmp_path / "cliff.png").stat().st_size > 1000
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"bias_curves.py", "receptive_field.py", "cliff.py"}
