@@ -23,7 +23,7 @@ from fieldlens.study.state import Places, State, progress_of, reached, result_of
 from fieldlens.train import listening
 
 ATTEMPTS = 3
-POLL = 0.2
+POLL = 0.5
 GRACE = 60.0
 """Seconds a worker has to save and leave."""
 
@@ -65,12 +65,15 @@ class Controller:
         self.corpora, self.time_limit, self.watch = corpora, time_limit, watch
         self.pins = dict(study.pins)
         self.attempts: dict[str, _Attempt] = {}
+        self.over: set[str] = set()
+        """Jobs that need not be looked at again."""
 
     def run(self) -> None:
         """Until nothing is left to do. A signal is passed on to the workers, who save."""
         left = self._left()
         if left:
             self._check_texts(left)
+            self.over.clear()  # what came from another text is not over
         write_study(self.study, self.places)
         with listening() as heard:
             try:
@@ -86,7 +89,10 @@ class Controller:
                 self.executor.close()
 
     def _left(self) -> list[Job]:
-        return [job for job in self.study.jobs if self._state(job) not in ("done", "failed")]
+        some = [job for job in self.study.jobs if job.name not in self.over]
+        left = [job for job in some if self._state(job) not in ("done", "failed")]
+        self.over |= {job.name for job in some} - {job.name for job in left}
+        return left
 
     def _state(self, job: Job) -> State:
         if job.name in self.attempts:
@@ -106,7 +112,7 @@ class Controller:
         for job in self.study.jobs:
             if len(self.attempts) >= self.executor.room:
                 return
-            if self._state(job) in ("partial", "missing", "stale"):
+            if job.name not in self.over and self._state(job) in ("partial", "missing", "stale"):
                 place = self.study.place(job.recipe.corpus, self.corpora)
                 order = Order(job, self.places, place, self.machine)
                 self.attempts[job.name] = _Attempt(self.executor.start(order))

@@ -144,7 +144,7 @@ def _finish(
     job: Job, places: Places, run: Run, text: str, found: list[Evaluation], measured: Measurement | None
 ) -> None:
     """Write the result; its last file says that all of it is there."""
-    folder, addresses = places.result(job), job.addresses()
+    folder, addresses = places.result(job), job.addresses
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(places.timings(job), folder / "timings.json")
     kept = {"result.json", "timings.json"}

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Job:
     evaluations: tuple[dict[str, Any], ...]
     measurement: dict[str, Any] | None
 
-    @property
+    @cached_property
     def training_address(self) -> str:
         return _address({"recipe": dataclasses.asdict(self.recipe)})
 
@@ -51,12 +52,13 @@ class Job:
         plan = Question(None, **question(asked)).plan(asked["lengths"], None)
         return _address({"training": self.training_address, **plan.about(), "split": asked.get("split", "test")})
 
-    @property
+    @cached_property
     def measurement_address(self) -> str | None:
         if self.measurement is None:
             return None
         return _address({"training": self.training_address, "rules": RULES, **self.measurement})
 
+    @cached_property
     def addresses(self) -> dict[str, Any]:
         """All three kinds, as a result keeps them."""
         return {
@@ -65,7 +67,7 @@ class Job:
             "measurement": self.measurement_address,
         }
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of its folders."""
         recipe = self.recipe

@@ -68,7 +68,7 @@ def state_of(job: Job, places: Places, pins: dict[str, str] | None = None, locks
     found = result_of(job, places)
     if found is not None:
         wanted = (pins or {}).get(job.recipe.corpus)
-        same = found.get("state") == "diverged" or found.get("addresses") == job.addresses()
+        same = found.get("state") == "diverged" or found.get("addresses") == job.addresses
         return "done" if same and (wanted is None or found.get("text") == wanted) and _whole(job, places) else "stale"
     if places.failure(job).exists():
         return "failed"
