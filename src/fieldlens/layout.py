@@ -163,12 +163,22 @@ def check_positions(what: str, positions: Tensor, batch: int, tokens: int) -> No
 
 def layout(q_positions: Tensor, k_positions: Tensor, window: int | None) -> Layout:
     """The cheapest layout of these positions, (T,) or (B, T) and (S,) or (B, S)."""
-    q_first, k_first = _run(q_positions), _run(k_positions)
+    q_first, k_first = _runs(q_positions, k_positions)
     if q_first is not None and k_first is not None and 0 <= k_first <= q_first:
         q_count, k_count = q_positions.shape[-1], k_positions.shape[-1]
         if q_first + q_count - (k_first + k_count) < (window or FOREVER):
             return Run(q_first, q_count, k_first, k_count, window, q_positions.device)
     return Scatter(torch.atleast_2d(q_positions), torch.atleast_2d(k_positions), window)
+
+
+def _runs(q_positions: Tensor, k_positions: Tensor) -> tuple[int | None, int | None]:
+    """The first query's and the first key's position, for runs. Rows may stand apart: distances are all that counts."""
+    if q_positions.ndim == k_positions.ndim == 2 and len(q_positions) == len(k_positions) > 1:
+        if not q_positions.numel() or not k_positions.numel() or bool((k_positions < 0).any()):
+            return None, None
+        apart_B1 = q_positions[:, :1] - q_positions[:1, :1]
+        q_positions, k_positions = q_positions - apart_B1, k_positions - apart_B1
+    return _run(q_positions), _run(k_positions)
 
 
 def _run(positions: Tensor) -> int | None:
