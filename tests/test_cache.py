@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fieldlens import Config, Decoder
 from fieldlens.cache import SlidingCache, Tail, capacity
-from fieldlens.generation import Reader, Rereader
+from fieldlens.reader import Reader, Rereader
 from fieldlens.schemes import registry
 from fieldlens.subject import subject
 

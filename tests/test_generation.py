@@ -281,6 +281,22 @@ def test_a_narrower_cache_may_be_passed_in() -> None:
 
 
 @pytest.mark.usefixtures("float64")
+def test_padding_behind_a_prompt_pushes_nothing_out_of_a_window() -> None:
+    model, prompts = decoder("alibi", window=5), [text(12), text(7)]
+    ids_BT, mask_BT = torch.zeros(2, 12, dtype=torch.long), torch.zeros(2, 12, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids_BT[row, : len(prompt)], mask_BT[row, : len(prompt)] = torch.tensor(prompt), 1
+    wrapped = FieldlensForCausalLM.of(model)
+    filled = wrapped(ids_BT, attention_mask=mask_BT)
+    follows = torch.tensor([[3], [4]])
+    mask_BT = torch.cat([mask_BT, torch.ones_like(follows)], 1)
+    logits = wrapped(follows, attention_mask=mask_BT, past_key_values=filled.past_key_values).logits[1, -1]
+    assert (logits - model(torch.tensor([[*prompts[1], 4]]))[0, -1]).abs().max() < 1e-12
+    with pytest.raises(BadInput, match="padding behind a text does not go with a cache that slides"):
+        wrapped(ids_BT, attention_mask=mask_BT[:, :-1], past_key_values=wrapped.sliding_cache(4))
+
+
+@pytest.mark.usefixtures("float64")
 def test_gradients_pass_through_the_cache() -> None:
     """Two chunks with a cache give the gradients of one pass."""
     wrapped = FieldlensForCausalLM.of(Decoder(Config("rotary", 5, 2, 32, 4, VOCABULARY, init_std=0.2)))

@@ -54,6 +54,7 @@ ORDER = [
     "measure",
     "report",
     "lens",
+    "reader",
     "sampling",
     "foreign",
     "generation",

@@ -199,11 +199,11 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         x_BTD = inputs_embeds if input_ids is None else self.decoder.embed(input_ids)
         assert x_BTD is not None
         if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
-            past_key_values = self.sliding_cache()
+            past_key_values = self._new_cache(attention_mask)
         positions, key_positions = self._positions(x_BTD, attention_mask, position_ids, past_key_values)
-        window = (
-            getattr(past_key_values.layers[0], "window", None) if past_key_values and past_key_values.layers else None
-        )
+        window = getattr(past_key_values.layers[0], "window", None) if past_key_values else None
+        if window is not None and _has_holes(attention_mask):
+            raise BadInput("padding behind a text does not go with a cache that slides: pad in front of it")
         states_BTD = self.decoder.states(x_BTD, positions, key_positions, window=window, cache=past_key_values)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits_BTV = self.decoder.head(states_BTD[:, keep])
@@ -217,13 +217,19 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         width = narrower(window, self.decoder.scheme.window)
         return Cache(layers=[SlidingLayer(width) for _ in range(self.config.layers)])
 
+    def _new_cache(self, attention_mask: Tensor | None) -> Cache:
+        """Ours; it counts tokens, padding too, so where padding lies among them everything is kept."""
+        if not _has_holes(attention_mask):
+            return self.sliding_cache()
+        return Cache(layers=[SlidingLayer(None) for _ in range(self.config.layers)])
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *rest: Any, **named: Any
     ) -> Any:
         """Called by `generate`: unless a cache or a kind of cache is given, ours."""
         free = generation_config.use_cache is not False and generation_config.cache_implementation in (None, "dynamic")
         if free and generation_mode in OURS and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = self.sliding_cache()
+            model_kwargs["past_key_values"] = self._new_cache(model_kwargs.get("attention_mask"))
             return None
         return super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *rest, **named)
 
@@ -258,6 +264,11 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         if key_positions.shape[-1] < keys:  # slots of a preallocated cache that are not filled yet
             key_positions = nn.functional.pad(key_positions, (0, keys - key_positions.shape[-1]), value=-1)
         return everywhere[..., -tokens:], key_positions
+
+
+def _has_holes(attention_mask: Tensor | None) -> bool:
+    """Whether some padding comes after a token."""
+    return attention_mask is not None and attention_mask.ndim == 2 and bool((attention_mask.long().diff() < 0).any())
 
 
 def folder_files(decoder: Decoder, tokenizer: Path | None = None) -> dict[str, bytes]:
