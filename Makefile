@@ -29,6 +29,7 @@ bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmar
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/measuring.py
+	$(BIN)/python benchmarks/generation.py
 
 campaign: $(READY)  ## what takes long: planted bugs, kills, full disks, bit flips
 	$(BIN)/python tests/plant.py

@@ -56,6 +56,18 @@ BUGS = [
     ("round-off taken for a field", "influence.py", "effect_B > grain_B", "effect_B > 0"),
     ("layers left in training mode", "influence.py", "stack.callback(vars(layer).update,", "dict("),
     ("coverage of all tokens", "receptive.py", "self.shares()[-tokens:]", "self.shares()"),
+    ("a key too few in the cache", "cache.py", "else window - 1", "else max(0, window - 2)"),
+    ("a key too many in the cache", "cache.py", "min(self.seen, self.earlier)", "min(self.seen, self.earlier + 1)"),
+    ("the wrong tokens moved", "cache.py", "old.narrow(self.axis, self.stop - kept,", "old.narrow(self.axis, 0,"),
+    ("gradients lost in the cache", "cache.py", "return learning and torch.is_grad_enabled()", "return False"),
+    ("padding given positions", "generation.py", "positions_BT.clamp(min=PADDING)", "positions_BT.clamp(min=0)"),
+    ("a prompt cut one token short", "reader.py", "* (self.window - 1) + 1", "* (self.window - 1)"),
+    ("re-encoding at running positions", "reader.py", "positions_BS - first_B1", "positions_BS"),
+    ("top-p one token short", "sampling.py", "chances_BV.cumsum(-1) - chances_BV >=", "chances_BV.cumsum(-1) >="),
+    ("seed forgotten", "sampling.py", "manual_seed(sampling.seed)", "manual_seed(0)"),
+    ("half characters shown", "stream.py", "certain = len(text) - self._open(text)", "certain = len(text)"),
+    ("no band beside the sliding cache", "foreign.py", 'band(window if mode == "sliding" else None)', "band(None)"),
+    ("rows that stand apart taken for one", "layout.py", "k_positions - apart_B1", "k_positions"),
 ]  # fmt: skip
 
 

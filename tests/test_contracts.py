@@ -125,6 +125,14 @@ PLACES = {
     "keys run on past the queries": (torch.arange(20, 20 + T), torch.arange(10, 10 + S)),
     "queries before all keys": (torch.arange(T), torch.arange(50, 50 + S)),
     "a ring": (torch.arange(S, S + 2), (torch.arange(S) + 77) % S + 2),
+    "rows that stand apart": (
+        torch.stack([torch.arange(S - T, S), torch.arange(S - T, S) + 31, torch.arange(S - T, S) + 500]),
+        torch.stack([torch.arange(S), torch.arange(S) + 31, torch.arange(S) + 500]),
+    ),
+    "one query": (
+        torch.tensor([[S - 1], [S + 30], [-1]]),
+        torch.stack([torch.arange(S), torch.arange(S) + 31, torch.full((S,), -1)]),
+    ),
     "padded rows": (
         torch.stack([torch.arange(T), torch.arange(T) - 30, torch.arange(T) - T]).clamp(min=-1),
         torch.stack([torch.arange(T), torch.arange(T) - 30, torch.arange(T) - T]).clamp(min=-1),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fieldlens.decoder import Config as Config
     from fieldlens.decoder import Decoder as Decoder
     from fieldlens.evaluation import perplexity as perplexity
+    from fieldlens.generation import generate as generate
     from fieldlens.receptive import receptive_field as receptive_field
     from fieldlens.schemes import scheme as scheme
 
@@ -21,9 +22,10 @@ _HOMES = {
     "Decoder": "decoder",
     "perplexity": "evaluation",
     "receptive_field": "receptive",
+    "generate": "generation",
 }
 
-__all__ = ["Config", "Decoder", "__version__", "attention", "perplexity", "receptive_field", "scheme"]
+__all__ = ["Config", "Decoder", "__version__", "attention", "generate", "perplexity", "receptive_field", "scheme"]
 
 
 def __getattr__(name: str) -> Any:

@@ -67,7 +67,17 @@ def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias: Tensor | None, 
     # The kernel reads along the last axis with steps of one, and says nothing when they are not.
     q_BHTK, k_BHSK, v_BHSK = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTK, k_BHSK, v_BHSK))
     fused = not bias.requires_grad and bias.dtype == q_BHTK.dtype and q_BHTK.device.type == "cpu" and fused_works()
+    if q_BHTK.shape[2] == 1 and not torch.is_grad_enabled():
+        return _one(q_BHTK, k_BHSK, v_BHSK, bias, where, fused)
     return (_Fused if fused else _Blocks).apply(q_BHTK, k_BHSK, v_BHSK, bias, where)
+
+
+def _one(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias: Tensor, where: Layout, fused: bool) -> Tensor:
+    """One query and no gradients, as when text is generated: the same kernel without the frame around it."""
+    ((queries, keys),) = where.blocks(1)
+    kernel = _fused_rows if fused else _kernel
+    rows = kernel(q_BHTK, k_BHSK[:, :, keys], v_BHSK[:, :, keys], where.mask(bias, queries, keys))
+    return _blank(rows, where, queries)
 
 
 def attention(
@@ -212,6 +222,10 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def _fused_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask)
+
+
+def _fused_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return _fused_forward(q, k, v, mask)[0]
 
 
 def _fused_backward(

@@ -189,11 +189,13 @@ class Decoder(nn.Module):
         window: int | None = None,
         last: bool = False,
         cache: Cache | None = None,
+        table_HN: Tensor | None = None,
     ) -> Tensor:
         """What the head reads, from token embeddings: (B, T, D), or (B, 1, D) in last-position mode.
 
         Positions are 0..T-1 unless given, (T,) or (B, T). Keys stand at the same positions unless there is a cache,
-        which must say so in `key_positions`. Of a window given here and the model's own the smaller counts.
+        which must say so in `key_positions`. Of a window given here and the model's own the smaller counts. Whoever
+        asks token by token gives the scheme's `bias_table`, long enough, so that it is not made anew each time.
 
         Last-position mode computes only what the last position needs: one query in the last layer and, under a window,
         w-1 positions more for each layer below. The result is that of the full computation.
@@ -206,7 +208,8 @@ class Decoder(nn.Module):
         if positions is None:
             positions = torch.arange(x_BTD.shape[1], device=x_BTD.device)
         check_positions("positions", positions, *x_BTD.shape[:2])
-        places = self._places(x_BTD, positions, key_positions, narrower(window, self.scheme.window), last)
+        window = narrower(window, self.scheme.window)
+        places = self._places(x_BTD, positions, key_positions, window, last, table_HN)
         x_BTD = x_BTD[:, -places[0].keys :]
         order = self.scheme.embedding(positions[..., -places[0].keys :])
         if order is not None:
@@ -219,13 +222,18 @@ class Decoder(nn.Module):
         return self.norm(x_BTD)
 
     def _places(
-        self, x_BTD: Tensor, positions: Tensor, key_positions: Tensor | None, window: int | None, last: bool
+        self,
+        x_BTD: Tensor,
+        positions: Tensor,
+        key_positions: Tensor | None,
+        window: int | None,
+        last: bool,
+        table_HN: Tensor | None,
     ) -> list[Place]:
         """One place for each layer, bottom up; layers that stand alike share theirs."""
         places: list[Place] = []
-        table_HN: Tensor | None = None
         # Only where positions grow from token to token are the w nearest keys among the last w tokens.
-        narrow = window if bool((positions.diff() > 0).all()) else None
+        narrow = window if last and bool((positions.diff() > 0).all()) else None
         for above in range(self.config.layers - 1, -1, -1):
             keys, queries = (_needed(x_BTD.shape[1], layers, narrow, last) for layers in (above + 1, above))
             if places and places[-1][:2] == (keys, queries):
@@ -233,7 +241,7 @@ class Decoder(nn.Module):
                 continue
             q_positions, new_positions = positions[..., -queries:], positions[..., -keys:]
             where = layout(q_positions, new_positions if key_positions is None else key_positions, window)
-            if not places:  # no layer reaches farther than the first
+            if not places and table_HN is None:  # no layer reaches farther than the first
                 table_HN = bias_table(self.scheme, where.reach, x_BTD)
             rotations = (rotation(self.scheme.angles(p), x_BTD) for p in (q_positions, new_positions))
             places.append(Place(keys, queries, where, spread_bias(table_HN, where, x_BTD), *rotations))

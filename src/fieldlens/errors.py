@@ -16,6 +16,18 @@ class BadInput(FieldlensError, ValueError):
     exit_code = 2
 
 
+class Undefined(FieldlensError):
+    """A model gave a number that is none."""
+
+    exit_code = 3
+
+
+class NoMemory(FieldlensError):
+    """What was asked for does not fit, however it is cut."""
+
+    exit_code = 4
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> BadInput:
     """Name what was given and what is allowed, with a guess at what was meant."""
     names = sorted(allowed)

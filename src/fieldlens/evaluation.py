@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fieldlens.effort import SHARE, forward, free_memory, out_of_memory
-from fieldlens.errors import BadInput, FieldlensError
+from fieldlens.errors import BadInput, FieldlensError, NoMemory, Undefined
 from fieldlens.protocols import Anchor, Protocol, Window, draw, eligible, protocol
 from fieldlens.results import provenance, read_arrays, read_json, write_arrays, write_json
 from fieldlens.statistics import bootstrap_mean
@@ -32,18 +32,6 @@ SAVE_EVERY = 15.0
 KIND = "fieldlens evaluation"
 
 Watch = Callable[[dict[str, Any]], None]
-
-
-class Undefined(FieldlensError):
-    """A model gave a number that is none."""
-
-    exit_code = 3
-
-
-class NoMemory(FieldlensError):
-    """Not even one text fits."""
-
-    exit_code = 4
 
 
 @dataclass(frozen=True)

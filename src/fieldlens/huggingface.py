@@ -17,12 +17,17 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from fieldlens.cache import Tail
 from fieldlens.decoder import Config, Decoder
 from fieldlens.errors import BadInput
-from fieldlens.layout import check_positions
+from fieldlens.layout import check_positions, narrower
+
+OURS = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
+"""Ways of generating that never take a token back, which a sliding cache cannot do."""
 
 
 @strict
@@ -74,6 +79,54 @@ class FieldlensConfig(PreTrainedConfig):
     def validate_architecture(self) -> None:
         """Called by transformers: whatever `Config` refuses is refused here too."""
         self.shape()
+
+
+class SlidingLayer(CacheLayerMixin):
+    """One layer of our sliding cache, as transformers asks for it; without a window everything is kept."""
+
+    def __init__(self, window: int | None) -> None:
+        super().__init__()
+        self.window, self.is_sliding = window, window is not None
+        self.tails = (Tail(window, 2), Tail(window, 2))
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """A tail makes its own buffer when its first tokens come."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = (
+            tail.push(new) for tail, new in zip(self.tails, (key_states, value_states), strict=True)
+        )
+        self.is_initialized = True
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        kept = self.tails[0].kept
+        return kept + query_length, self.tails[0].seen - kept
+
+    def get_seq_length(self) -> int:
+        return self.tails[0].seen
+
+    def get_max_length(self) -> int:
+        return self.window or -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Called by ways of generating that take tokens back; `generate` gives those a cache of transformers."""
+        raise BadInput("our sliding cache takes no tokens back: pass a DynamicCache as past_key_values")
+
+    def reset(self) -> None:
+        self.__init__(self.window)  # type: ignore[misc]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        for tail in self.tails:
+            tail.reorder(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        buffer = self.tails[0].buffer
+        if buffer is not None:
+            self.reorder_cache(torch.arange(len(buffer), device=buffer.device).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices)
 
 
 class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
@@ -146,15 +199,39 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         x_BTD = inputs_embeds if input_ids is None else self.decoder.embed(input_ids)
         assert x_BTD is not None
         if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
-            past_key_values = DynamicCache(config=self.config)
+            past_key_values = self._new_cache(attention_mask)
         positions, key_positions = self._positions(x_BTD, attention_mask, position_ids, past_key_values)
-        states_BTD = self.decoder.states(x_BTD, positions, key_positions, cache=past_key_values)
+        window = getattr(past_key_values.layers[0], "window", None) if past_key_values else None
+        if window is not None and _has_holes(attention_mask):
+            raise BadInput("padding behind a text does not go with a cache that slides: pad in front of it")
+        states_BTD = self.decoder.states(x_BTD, positions, key_positions, window=window, cache=past_key_values)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits_BTV = self.decoder.head(states_BTD[:, keep])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocabulary, **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits_BTV, past_key_values=past_key_values)
+
+    def sliding_cache(self, window: int | None = None) -> Cache:
+        """A cache of ours for `past_key_values`; of this window and the model's own the smaller counts."""
+        width = narrower(window, self.decoder.scheme.window)
+        return Cache(layers=[SlidingLayer(width) for _ in range(self.config.layers)])
+
+    def _new_cache(self, attention_mask: Tensor | None) -> Cache:
+        """Ours; it counts tokens, padding too, so where padding lies among them everything is kept."""
+        if not _has_holes(attention_mask):
+            return self.sliding_cache()
+        return Cache(layers=[SlidingLayer(None) for _ in range(self.config.layers)])
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *rest: Any, **named: Any
+    ) -> Any:
+        """Called by `generate`: unless a cache or a kind of cache is given, ours."""
+        free = generation_config.use_cache is not False and generation_config.cache_implementation in (None, "dynamic")
+        if free and generation_mode in OURS and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = self._new_cache(model_kwargs.get("attention_mask"))
+            return None
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *rest, **named)
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None, **_: Any) -> Tensor | None:
@@ -187,6 +264,11 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         if key_positions.shape[-1] < keys:  # slots of a preallocated cache that are not filled yet
             key_positions = nn.functional.pad(key_positions, (0, keys - key_positions.shape[-1]), value=-1)
         return everywhere[..., -tokens:], key_positions
+
+
+def _has_holes(attention_mask: Tensor | None) -> bool:
+    """Whether some padding comes after a token."""
+    return attention_mask is not None and attention_mask.ndim == 2 and bool((attention_mask.long().diff() < 0).any())
 
 
 def folder_files(decoder: Decoder, tokenizer: Path | None = None) -> dict[str, bytes]:

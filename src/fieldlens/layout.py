@@ -135,7 +135,7 @@ class Scatter(Layout):
 
     def mask(self, bias: Tensor, queries: slice, keys: slice) -> Tensor:
         mask_BHts = bias[:, self._columns(queries, keys, bias.shape[1] - 1)].transpose(0, 1)
-        return mask_BHts.masked_fill(self.blind(queries), 0)
+        return mask_BHts.masked_fill(Scatter.blind(self, queries), 0)
 
     def fold(self, d_mask: Tensor, d_bias: Tensor, queries: slice, keys: slice) -> None:
         columns_Bts = self._columns(queries, keys, d_bias.shape[1] - 1).expand(d_mask.shape[0], -1, -1)
@@ -154,6 +154,31 @@ class Scatter(Layout):
         return torch.where(self._seen(queries, keys), self._distances(queries, keys), unseen)
 
 
+class Single(Scatter):
+    """One query in each row, as when text is generated: its mask is laid out once and shared by the layers."""
+
+    def __init__(self, q_positions_BT: Tensor, k_positions_BS: Tensor, window: int | None) -> None:
+        super().__init__(q_positions_BT, k_positions_BS, window)
+        self.query = slice(0, 1)
+        self.keys = self._keys(self.query)
+        self.unseeing = super().blind(self.query)
+
+    def spread(self, table_HN: Tensor) -> Tensor:
+        return super().mask(super().spread(table_HN), self.query, self.keys)
+
+    def blocks(self, rows: int) -> Iterator[tuple[slice, slice]]:
+        yield self.query, self.keys
+
+    def mask(self, bias: Tensor, queries: slice, keys: slice) -> Tensor:
+        return bias
+
+    def fold(self, d_mask: Tensor, d_bias: Tensor, queries: slice, keys: slice) -> None:
+        d_bias += d_mask.sum_to_size(d_bias.shape)
+
+    def blind(self, queries: slice) -> Tensor:
+        return self.unseeing
+
+
 def check_positions(what: str, positions: Tensor, batch: int, tokens: int) -> None:
     """Positions are (T,) for all rows, or (B, T)."""
     if positions.shape not in ((tokens,), (1, tokens), (batch, tokens)):
@@ -163,12 +188,23 @@ def check_positions(what: str, positions: Tensor, batch: int, tokens: int) -> No
 
 def layout(q_positions: Tensor, k_positions: Tensor, window: int | None) -> Layout:
     """The cheapest layout of these positions, (T,) or (B, T) and (S,) or (B, S)."""
-    q_first, k_first = _run(q_positions), _run(k_positions)
+    q_first, k_first = _runs(q_positions, k_positions)
     if q_first is not None and k_first is not None and 0 <= k_first <= q_first:
         q_count, k_count = q_positions.shape[-1], k_positions.shape[-1]
         if q_first + q_count - (k_first + k_count) < (window or FOREVER):
             return Run(q_first, q_count, k_first, k_count, window, q_positions.device)
-    return Scatter(torch.atleast_2d(q_positions), torch.atleast_2d(k_positions), window)
+    kind = Single if q_positions.shape[-1] == 1 else Scatter
+    return kind(torch.atleast_2d(q_positions), torch.atleast_2d(k_positions), window)
+
+
+def _runs(q_positions: Tensor, k_positions: Tensor) -> tuple[int | None, int | None]:
+    """The first query's and the first key's position, for runs. Rows may stand apart: distances are all that counts."""
+    if q_positions.ndim == k_positions.ndim == 2 and len(q_positions) == len(k_positions) > 1:
+        if not q_positions.numel() or not k_positions.numel() or bool((k_positions < 0).any()):
+            return None, None
+        apart_B1 = q_positions[:, :1] - q_positions[:1, :1]
+        q_positions, k_positions = q_positions - apart_B1, k_positions - apart_B1
+    return _run(q_positions), _run(k_positions)
 
 
 def _run(positions: Tensor) -> int | None:

@@ -136,7 +136,7 @@ class Theirs(Subject):
         self._croppable: dict[tuple[int, int | None], bool] = {}
 
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
-        with _band(window):
+        with band(window):
             logits_BTV = self.model(input_ids=ids_BT, use_cache=False, logits_to_keep=keep).logits
         yield logits_BTV[:, -keep:]
 
@@ -152,13 +152,13 @@ class Theirs(Subject):
         return self._croppable[key]
 
     def _same_cropped(self, tokens: int, reach: int, window: int | None) -> bool:
-        text_BT = self._noise(tokens)[:1]
+        text_BT = self.noise(tokens)[:1]
         return close(self._last(text_BT, window), self._last(text_BT[:, -reach:], window))
 
     @cached_property
     def _takes_bands(self) -> bool:
         """With a window of 1 nothing but the last token may matter; without one something else must."""
-        texts_BT = self._noise(min(6, self.limit or 6))
+        texts_BT = self.noise(min(6, self.limit or 6))
         texts_BT[1, -1] = texts_BT[0, -1]
         alone, free = (self._last(texts_BT, window) for window in (1, None))
         return close(alone[0], alone[1]) and not close(free[0], free[1])
@@ -167,7 +167,7 @@ class Theirs(Subject):
         with torch.no_grad():
             return next(self.logits(ids_BT, 1, window, 0))[:, 0].double()
 
-    def _noise(self, tokens: int) -> Tensor:
+    def noise(self, tokens: int) -> Tensor:
         chance = torch.Generator().manual_seed(0)
         return torch.randint(self.vocabulary, (2, tokens), generator=chance).to(self.device)
 
@@ -281,7 +281,7 @@ def _learned_positions(model: Any) -> int | None:
 
 
 @contextmanager
-def _band(window: int | None) -> Iterator[None]:
+def band(window: int | None) -> Iterator[None]:
     """While this holds, every mask that transformers makes is cut to a band as well: the smaller window counts."""
     if window is None:
         yield

@@ -11,6 +11,7 @@ from fieldlens import __version__
 from fieldlens.cli.compare import compare
 from fieldlens.cli.corpus import corpus
 from fieldlens.cli.evaluate import evaluate
+from fieldlens.cli.generate import generate
 from fieldlens.cli.measure import measure
 from fieldlens.cli.runs import runs
 from fieldlens.cli.schemes import schemes
@@ -33,7 +34,7 @@ app = App(
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
 )
-for verb in (schemes, corpus, train, runs, evaluate, compare, measure, study):
+for verb in (schemes, corpus, train, runs, evaluate, compare, measure, generate, study):
     app.command(verb)
 
 

@@ -1,0 +1,182 @@
+"""Models of transformers generate by their own `generate` and their own caches; we give the window and the choices.
+
+A window is a sliding layer in every place of the cache, and the band of `evaluate --window` in every mask. Whether a
+model can be run that way is found out by trying it on a few tokens.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fieldlens.effort import out_of_memory
+from fieldlens.errors import BadInput, NoMemory
+from fieldlens.layout import narrower
+from fieldlens.sampling import Sampling
+from fieldlens.subject import Theirs, band, close
+
+Watch = Callable[[Tensor], None]
+"""Told the next token of each row, (B,), as soon as it is known."""
+
+
+def sliding_cache(subject: Theirs, window: int) -> Any:
+    """A cache of transformers that keeps `window` keys in every layer; fewer if no layer sees that many."""
+    from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
+
+    # one width for all: transformers makes the mask of every layer from the first layer's size
+    width = max(narrower(own, window) or window for own in subject.windows)
+    return Cache(layers=[DynamicSlidingWindowLayer(sliding_window=width) for _ in subject.windows])
+
+
+def slides(subject: Theirs, padded: bool = False) -> bool:
+    """Whether the model's numbers through a sliding cache are those of a band: some make biases of the whole text."""
+    window, tokens = 3, 8
+    if subject.limit is not None and subject.limit < tokens:
+        return False
+    ids_BT = subject.noise(tokens)
+    mask_BT = torch.ones_like(ids_BT)
+    mask_BT[1, :2] = 0
+    try:
+        subject.check_window(window)
+        cache = sliding_cache(subject, window)
+        with torch.no_grad(), band(window):
+            for start, stop in ((0, 5), (5, 6), (6, 7), (7, 8)):
+                shown = {"attention_mask": mask_BT[:, :stop]} if padded else {}
+                part_BT = ids_BT[:, start:stop]
+                last = subject.model(input_ids=part_BT, past_key_values=cache, use_cache=True, **shown).logits[:, -1]
+            whole = subject.model(input_ids=ids_BT, use_cache=False, **shown).logits[:, -1]
+    except Exception:  # each model has its own way of not being able to
+        return False
+    return close(last, whole)
+
+
+def write(
+    subject: Theirs,
+    ids_BT: Tensor,
+    mask_BT: Tensor,
+    tokens: int,
+    mode: str,
+    window: int | None,
+    sampling: Sampling,
+    end: int | None,
+    watch: Watch,
+) -> int | None:
+    """Continue each row by up to so many tokens; the bytes of the cache at the end, if they can be counted."""
+    with _in_one_line(subject.name), _seeded(sampling.seed, subject.device), _own_settings(subject.model):
+        if mode == "re-encode":
+            assert window is not None
+            return _write_anew(subject, ids_BT, mask_BT, tokens, window, sampling, end, watch)
+        cache = None if mode == "full" else sliding_cache(subject, window or 1)
+        with band(window if mode == "sliding" else None):
+            kept = {"past_key_values": cache, "use_cache": True}  # some configurations say no, and then read all anew
+            made = _generate(subject, ids_BT, mask_BT, tokens, sampling, end, watch, **kept)
+    return _bytes(made.past_key_values)
+
+
+def _write_anew(
+    subject: Theirs,
+    ids_BT: Tensor,
+    mask_BT: Tensor,
+    tokens: int,
+    window: int,
+    sampling: Sampling,
+    end: int | None,
+    watch: Watch,
+) -> int:
+    """The last `window` tokens from the beginning, for each new one."""
+    over_B = torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
+    for _ in range(tokens):
+        ids_BT, mask_BT = ids_BT[:, -window:], mask_BT[:, -window:]
+        made = _generate(subject, ids_BT, mask_BT, 1, sampling, None, watch, use_cache=False)
+        ids_BT = made.sequences
+        mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], 1)
+        over_B |= ids_BT[:, -1] == (-1 if end is None else end)
+        if bool(over_B.all()):
+            break
+    return 0
+
+
+def _generate(
+    subject: Theirs, ids_BT: Tensor, mask_BT: Tensor, tokens: int, sampling: Sampling, end: int | None, watch: Watch,
+    **more: Any,
+) -> Any:  # fmt: skip
+    chosen: dict[str, Any] = {"do_sample": False}
+    if not sampling.greedy:
+        chosen = {
+            "do_sample": True,
+            "temperature": sampling.heat,
+            "top_k": sampling.top_k or 0,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        }
+    return subject.model.generate(
+        ids_BT,
+        attention_mask=mask_BT,
+        max_new_tokens=tokens,
+        eos_token_id=end,
+        pad_token_id=0 if end is None else end,
+        return_dict_in_generate=True,
+        streamer=_streamer(watch),
+        **chosen,
+        **{name: value for name, value in more.items() if value is not None},
+    )
+
+
+def _streamer(watch: Watch) -> Any:
+    from transformers.generation.streamers import BaseStreamer
+
+    class Streamer(BaseStreamer):
+        """Passes on what `generate` says, but for the prompt, which comes first."""
+
+        prompt = True
+
+        def put(self, value: Tensor) -> None:
+            if not self.prompt:
+                watch(value)
+            self.prompt = False
+
+        def end(self) -> None: ...
+
+    return Streamer()
+
+
+@contextmanager
+def _in_one_line(name: str) -> Iterator[None]:
+    """Whatever a model of transformers says when it cannot go on: some have limits that no configuration names."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        if isinstance(error, BadInput):
+            raise
+        said = " ".join(str(error).split()) or type(error).__name__
+        kind = NoMemory if out_of_memory(error) else BadInput
+        raise kind(f"{name} cannot generate this: {said[:300]}") from error
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """transformers draws from torch's own random state: set it, and put it back."""
+    with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _own_settings(model: Any) -> Iterator[None]:
+    """While this holds, what the model's folder says about generation counts for nothing: the command says it all."""
+    from transformers import GenerationConfig
+
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+
+
+def _bytes(cache: Any) -> int | None:
+    layers = getattr(cache, "layers", None)
+    if not layers:
+        return None
+    held = [value for layer in layers for value in vars(layer).values() if isinstance(value, Tensor) and value.ndim > 1]
+    return sum(value.nbytes for value in held) if held else None

@@ -1,0 +1,255 @@
+"""Text of any length: the loop from prompts to new tokens, and the three ways of paying for the context.
+
+`sliding` keeps w keys and values in every layer: O(w) per token for ever. `full` keeps all of them: O(n) for the n-th
+token. `re-encode` keeps none and reads the last w tokens from the beginning for each new one: O(w²) per token.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fieldlens import foreign
+from fieldlens.cache import capacity
+from fieldlens.decoder import Decoder
+from fieldlens.effort import free_memory, spoken_bytes
+from fieldlens.errors import BadInput, NoMemory, unknown
+from fieldlens.layout import narrower
+from fieldlens.reader import CHUNK, PADDING, Reader, Rereader
+from fieldlens.sampling import Sampler, Sampling
+from fieldlens.schemes import check_window
+from fieldlens.subject import Ours, Subject, Theirs, resting
+from fieldlens.subject import subject as subject_of
+
+Mode = Literal["sliding", "full", "re-encode"]
+MODES: tuple[str, ...] = get_args(Mode)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is going to generate, and why, in words."""
+
+    mode: str
+    window: int | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """New tokens of each row, and what they took."""
+
+    ids: list[list[int]]
+    plan: Plan
+    prompt_tokens: int
+    first_seconds: float
+    """From the call to the first token."""
+    seconds: float
+    """From the first token to the last."""
+    cache_bytes: int | None
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.ids))
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens of all rows per second, without the prompt; None if there are too few to tell."""
+        later = self.tokens - len(self.ids)
+        return later / self.seconds if later > 0 and self.seconds > 0 else None
+
+
+def generate(
+    model: Any,
+    prompts: Tensor | Sequence[Any],
+    tokens: int,
+    *,
+    mode: str | None = None,
+    window: int | None = None,
+    sampling: Sampling | None = None,
+    end: int | None = None,
+    chunk: int = CHUNK,
+    watch: foreign.Watch = lambda ids_B: None,
+) -> Generation:
+    """Continue one prompt or several by so many tokens, or until the token `end`.
+
+    A prompt is a row of token ids; several may have different lengths. Without a mode the cache slides over the
+    training length, unless the model's positions cannot run on; `plan` says what is chosen.
+    """
+    for what, value in (("tokens", tokens), ("chunk", chunk)):
+        if value < 1:
+            raise BadInput(f"{what} is {value}: at least 1 is needed")
+    with resting(model):
+        one = subject_of(model)
+        rows = prompts_of(prompts, one.vocabulary)
+        settled = plan(one, mode, window, [len(row) for row in rows], tokens)
+        _check_memory(one, settled, len(rows), max(map(len, rows)) + tokens)
+        if end is not None and not 0 <= end < one.vocabulary:
+            raise BadInput(f"end is {end}: it is outside the vocabulary of {one.vocabulary}")
+        return _Writing(one, rows, tokens, settled, sampling or Sampling(), end, chunk, watch).run()
+
+
+def prompts_of(prompts: Tensor | Sequence[Any], vocabulary: int) -> list[list[int]]:
+    """Prompts as rows of token ids, each of at least one token of the vocabulary."""
+    given = prompts.tolist() if isinstance(prompts, Tensor) else [_listed(row) for row in prompts]
+    rows = given if given and isinstance(given[0], list) else [given]
+    for row in rows:
+        if not row:
+            raise BadInput("a prompt is empty: at least one token is needed")
+        wrong = [token for token in row if not isinstance(token, int) or not 0 <= token < vocabulary]
+        if wrong:
+            raise BadInput(f"token id {wrong[0]} is outside the vocabulary of {vocabulary}")
+    return rows
+
+
+def _listed(row: Any) -> Any:
+    return row.tolist() if hasattr(row, "tolist") else list(row) if isinstance(row, Sequence) else row
+
+
+def plan(one: Subject, mode: str | None, window: int | None, lengths: Sequence[int], tokens: int) -> Plan:
+    """The mode and the window that were asked for, or the ones that fit the model, with the reason."""
+    check_window(window)
+    if mode is not None and mode not in MODES:
+        raise unknown("mode", mode, MODES)
+    if not isinstance(one, Ours | Theirs):
+        raise BadInput(f"{one.name} cannot generate: a Decoder or a model of transformers is needed")
+    notes: list[str] = []
+    if mode is None:
+        mode, why = _fitting(one, window, padded=min(lengths) < max(lengths))
+        notes += why
+    if mode == "full":
+        if window is not None:
+            raise BadInput(f"window is {window}, but the mode full keeps everything: sliding and re-encode take one")
+    else:
+        window, why = _width(one, mode, window)
+        notes += why
+    if isinstance(one, Theirs):
+        _check_theirs(one, mode, window, lengths, tokens)
+    return Plan(mode, window, tuple(notes))
+
+
+def _check_memory(one: Subject, settled: Plan, rows: int, most: int) -> None:
+    """A cache that slides is there from the beginning: better to say at once that it is too large."""
+    if settled.mode != "sliding" or settled.window is None or not isinstance(one, Ours):
+        return
+    needed = rows * min(capacity(settled.window), most) * (one.cache_bytes or 0)
+    if needed > (free := free_memory(one.device)):
+        what = f"window {settled.window} for {rows} prompts needs a cache of {spoken_bytes(needed)}"
+        raise NoMemory(f"{what}, and {spoken_bytes(free)} are free: give a smaller window")
+
+
+def _fitting(one: Ours | Theirs, window: int | None, padded: bool) -> tuple[str, list[str]]:
+    """The mode that suits a model's positions."""
+    if isinstance(one, Ours) and not one.decoder.scheme.relative:
+        name = one.decoder.scheme.name
+        return "re-encode", [f"mode re-encode: {name} positions would run on past what was trained"]
+    if isinstance(one, Theirs) and one.limit is not None:
+        return "re-encode", [f"mode re-encode: {one.name} has learned {one.limit} positions and no more"]
+    if isinstance(one, Theirs) and window is None and not foreign.slides(one, padded):
+        return "full", [f"mode full: {one.name} cannot be run through a sliding cache"]
+    return "sliding", []
+
+
+def _width(one: Ours | Theirs, mode: str, window: int | None) -> tuple[int, list[str]]:
+    notes = []
+    if window is None:
+        if one.train_length is None:
+            raise BadInput(f"{one.name} does not say at what length it was trained: give a window, or the mode full")
+        window = one.train_length
+        notes.append(f"window {window}: the training length")
+    own = [narrower(width, window) or window for width in one.windows]
+    if mode == "sliding" and max(own) < window:
+        window = max(own)
+        notes.append(f"window {window}: the model's own is narrower")
+    return window, notes
+
+
+def _check_theirs(one: Theirs, mode: str, window: int | None, lengths: Sequence[int], tokens: int) -> None:
+    prompt = max(lengths)
+    needed = window or 0 if mode == "re-encode" else prompt + tokens - 1
+    if one.limit is not None and needed > one.limit:
+        what = f"a window of {window}" if mode == "re-encode" else f"{prompt} tokens of prompt and {tokens} new ones"
+        raise BadInput(f"{one.name} has learned {one.limit} positions: too few for {what}")
+    if mode == "sliding":
+        one.check_window(window)
+        if window == 1:
+            raise BadInput("window is 1: the sliding cache of transformers needs at least 2")
+        if not foreign.slides(one, padded=min(lengths) < prompt):
+            raise BadInput(f"{one.name} cannot be run through a sliding cache: the modes full and re-encode are left")
+
+
+class _Writing:
+    """One call of `generate`: what is known at each token."""
+
+    def __init__(
+        self,
+        one: Subject,
+        rows: list[list[int]],
+        tokens: int,
+        settled: Plan,
+        sampling: Sampling,
+        end: int | None,
+        chunk: int,
+        watch: foreign.Watch,
+    ) -> None:
+        self.one, self.rows, self.tokens, self.plan = one, rows, tokens, settled
+        self.sampling, self.end, self.chunk, self.watch = sampling, end, chunk, watch
+        self.made: list[list[int]] = [[] for _ in rows]
+        self.over = [False] * len(rows)
+        self.times: list[float] = []
+
+    def run(self) -> Generation:
+        ids_BT, positions = _aligned(self.rows, self.one.device)
+        start = time.perf_counter()
+        if isinstance(self.one, Theirs):
+            mask_BT = (positions >= 0).long().expand(len(ids_BT), -1)
+            size = foreign.write(
+                self.one, ids_BT, mask_BT, self.tokens, self.plan.mode, self.plan.window, self.sampling, self.end,
+                self.note,
+            )  # fmt: skip
+        else:
+            assert isinstance(self.one, Ours)
+            size = self._ours(self.one.decoder, ids_BT, positions)
+        length = sum(map(len, self.rows))
+        return Generation(self.made, self.plan, length, self.times[0] - start, self.times[-1] - self.times[0], size)
+
+    def note(self, ids_B: Tensor) -> None:
+        """Take down the next token of each row that has not ended."""
+        self.times.append(time.perf_counter())
+        for row, token in enumerate(ids_B.tolist()):
+            if not self.over[row]:
+                self.made[row].append(token)
+                self.over[row] = token == self.end
+        self.watch(ids_B)
+
+    def _ours(self, decoder: Decoder, ids_BT: Tensor, positions: Tensor) -> int:
+        reader: Reader | Rereader
+        if self.plan.mode == "re-encode":
+            assert self.plan.window is not None
+            reader = Rereader(decoder, self.plan.window)
+        else:
+            most = ids_BT.shape[1] + self.tokens - 1
+            reader = Reader(decoder, self.plan.window, most, self.chunk)
+        sampler = Sampler(self.sampling, self.one.device)
+        logits_BV = reader.read(ids_BT, positions)
+        for left in range(self.tokens - 1, -1, -1):
+            ids_B = sampler.choose(logits_BV)
+            self.note(ids_B)
+            if not left or all(self.over):
+                break
+            positions = positions[..., -1:] + 1
+            logits_BV = reader.read(ids_B[:, None], positions)
+        return reader.bytes
+
+
+def _aligned(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows that end together, padded in front, and their positions: (T,) if all are alike, else (B, T)."""
+    longest = max(map(len, rows))
+    ids_BT = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
+    if min(map(len, rows)) == longest:
+        return ids_BT, torch.arange(longest, device=device)
+    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=device)
+    positions_BT = torch.arange(longest, device=device) - (longest - lengths_B1)
+    return ids_BT, positions_BT.clamp(min=PADDING)

@@ -1,0 +1,324 @@
+"""From prompts to new tokens: modes, batches, the end, and models of transformers."""
+
+import math
+
+import pytest
+import torch
+from families import FAMILIES, build
+from torch import Tensor
+
+import fieldlens
+from fieldlens import Config, Decoder
+from fieldlens.cache import capacity
+from fieldlens.errors import BadInput, NoMemory
+from fieldlens.foreign import slides
+from fieldlens.generation import Generation, generate, plan
+from fieldlens.huggingface import FieldlensForCausalLM, SlidingLayer
+from fieldlens.sampling import Sampling
+from fieldlens.schemes import registry
+from fieldlens.subject import subject
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags.*")
+
+VOCABULARY = 97
+EVERY = pytest.mark.parametrize("spec", registry())
+SLIDING = [name for name in FAMILIES if name not in ("falcon", "mamba")]
+
+
+def decoder(spec: str, **changes: object) -> Decoder:
+    shape = {"layers": 2, "width": 32, "heads": 4, "vocabulary": VOCABULARY, "init_std": 0.2, **changes}
+    return Decoder(Config(scheme=spec, **shape)).eval().requires_grad_(False)  # type: ignore[arg-type]
+
+
+def text(tokens: int) -> list[int]:
+    return torch.randint(VOCABULARY, (tokens,)).tolist()
+
+
+def by_hand(model: object, prompt: list[int], tokens: int, window: int | None, anew: bool = False) -> list[int]:
+    """The likeliest token again and again, by whole banded forward passes, or by those of the last tokens."""
+    one, ids = subject(model), list(prompt)
+    for _ in range(tokens):
+        inputs = ids[-window:] if anew and window else ids
+        with torch.no_grad():
+            logits = torch.cat(list(one.logits(torch.tensor([inputs]), 1, None if anew else window, 0)), 1)
+        ids.append(int(logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@EVERY
+@pytest.mark.usefixtures("float64")
+def test_a_thousand_tokens_are_those_of_the_banded_forward(spec: str) -> None:
+    """Each token of a thousand is the likeliest by one banded pass over all of them."""
+    model, window, prompt = decoder(spec, width=16, heads=2), 8, text(20)
+    (made,) = generate(model, prompt, 1000, mode="sliding", window=window).ids
+    banded = model(torch.tensor([prompt + made]), window=window)[0, 19:-1]
+    assert banded.argmax(-1).tolist() == made
+
+
+@EVERY
+@pytest.mark.parametrize("mode", ["sliding", "full", "re-encode"])
+@pytest.mark.usefixtures("float64")
+def test_modes_are_what_they_say(spec: str, mode: str) -> None:
+    model, prompt = decoder(spec), text(9)
+    window = None if mode == "full" else 5
+    (made,) = generate(model, prompt, 20, mode=mode, window=window).ids
+    assert made == by_hand(model, prompt, 20, window, anew=mode == "re-encode")
+
+
+@EVERY
+@pytest.mark.parametrize("mode", ["sliding", "full", "re-encode"])
+@pytest.mark.usefixtures("float64")
+def test_rows_are_what_they_are_alone(spec: str, mode: str) -> None:
+    model, prompts = decoder(spec), [text(23), text(4), text(1)]
+    options = {"mode": mode, "window": None if mode == "full" else 6, "chunk": 7}
+    together = generate(model, prompts, 15, **options)  # type: ignore[arg-type]
+    assert together.ids == [generate(model, row, 15, **options).ids[0] for row in prompts]  # type: ignore[arg-type]
+    assert together.prompt_tokens == 28
+
+
+def test_bytes_and_times_are_told() -> None:
+    model = decoder("alibi", layers=3)
+    few, many = (generate(model, [text(5), text(3)], count, mode="sliding", window=10) for count in (80, 300))
+    tokens = capacity(10)
+    assert few.cache_bytes == many.cache_bytes == 3 * 2 * 2 * 32 * 4 * tokens + 2 * 8 * tokens
+    assert many.first_seconds > 0
+    assert many.rate == pytest.approx(598 / many.seconds)
+    assert generate(model, text(5), 1, mode="full").rate is None
+    assert generate(model, text(5), 3, mode="re-encode", window=4).cache_bytes == 0
+
+
+def test_the_end_ends_each_row() -> None:
+    model, prompts = decoder("rotary"), [text(6), text(3)]
+    free = generate(model, prompts, 40, mode="full").ids
+    end = free[0][7]
+    stopped = generate(model, prompts, 40, mode="full", end=end).ids
+    for row, whole in zip(stopped, free, strict=True):
+        assert row == (whole[: whole.index(end) + 1] if end in whole else whole)
+
+
+def test_draws_are_those_of_the_seed_and_the_global_state_is_left_alone() -> None:
+    for model in (decoder("sandwich"), build("llama")):
+        state = torch.get_rng_state()
+        made = [generate(model, text_of_state, 12, mode="full", sampling=Sampling(1.0, seed=seed)).ids
+                for seed in (3, 3, 4) for text_of_state in [[1, 2, 3]]]  # fmt: skip
+        assert made[0] == made[1]
+        assert made[0] != made[2]
+        assert torch.equal(state, torch.get_rng_state())
+
+
+def test_every_token_is_told_as_it_comes() -> None:
+    heard: list[Tensor] = []
+    made = fieldlens.generate(decoder("none"), [[1, 2], [3]], 6, mode="full", watch=heard.append)
+    assert torch.stack(heard, 1).tolist() == made.ids
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = decoder("none").train()
+    generate(model, text(4), 3, mode="full")
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "mode", "window", "words"),
+    [
+        ("alibi", {"train_length": 40}, "sliding", 40, "window 40: the training length"),
+        ("none:window=6", {"train_length": 40}, "sliding", 6, "window 6: the model's own is narrower"),
+        (
+            "sinusoidal",
+            {"train_length": 40},
+            "re-encode",
+            40,
+            "sinusoidal positions would run on past what was trained",
+        ),
+    ],
+)
+def test_defaults_are_said_aloud(spec: str, changes: dict[str, int], mode: str, window: int, words: str) -> None:
+    settled = plan(subject(decoder(spec, **changes)), None, None, [5], 5)
+    assert (settled.mode, settled.window) == (mode, window)
+    assert words in " ".join(settled.notes)
+
+
+def test_what_was_asked_for_is_not_said() -> None:
+    assert plan(subject(decoder("sinusoidal")), "sliding", 9, [5], 5).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompts": []}, "a prompt is empty"),
+        ({"prompts": [[1], []]}, "a prompt is empty"),
+        ({"prompts": [5, 97]}, "token id 97 is outside the vocabulary of 97"),
+        ({"prompts": [-1]}, "token id -1 is outside"),
+        ({"prompts": [0.5]}, "token id 0.5 is outside"),
+        ({"tokens": 0}, "tokens is 0"),
+        ({"chunk": 0}, "chunk is 0"),
+        ({"window": 0}, "window is 0"),
+        ({"window": 5, "mode": "full"}, "window is 5, but the mode full keeps everything"),
+        ({"mode": "slidng"}, "unknown mode 'slidng': did you mean 'sliding'"),
+        ({"end": 97, "mode": "full"}, "end is 97: it is outside the vocabulary of 97"),
+        ({"mode": "sliding"}, "does not say at what length it was trained: give a window"),
+        ({"model": lambda ids: torch.zeros(*ids.shape, 97)}, "cannot generate"),
+    ],
+)
+def test_mistakes_are_refused(options: dict[str, object], message: str) -> None:
+    asked = {"model": decoder("none"), "prompts": [1, 2], "tokens": 3, **options}
+    with pytest.raises(BadInput, match=message):
+        generate(**asked)  # type: ignore[arg-type]
+
+
+def test_a_cache_that_cannot_fit_is_refused_before_it_is_made() -> None:
+    with pytest.raises(NoMemory, match=r"window 10{12} for 1 prompts needs a cache of"):
+        generate(decoder("none"), [1], 10**12, mode="sliding", window=10**12)
+
+
+# Models of transformers
+
+
+@pytest.mark.parametrize("family", SLIDING)
+@pytest.mark.parametrize("window", [2, 5, 8])
+def test_theirs_slide_as_evaluate_measures(family: str, window: int) -> None:
+    model, prompts = build(family).double(), [text(11), text(4)]
+    if family in ("bloom", "mpt"):  # found out by trying: padding and a sliding cache do not go together in these
+        with pytest.raises(BadInput, match=f"{family} cannot be run through a sliding cache"):
+            generate(model, prompts, 12, mode="sliding", window=window)
+        prompts = prompts[:1]
+    made = generate(model, prompts, 12, mode="sliding", window=window)
+    assert made.ids == [by_hand(model, prompt, 12, window) for prompt in prompts]
+
+
+@pytest.mark.parametrize("mode", ["full", "re-encode"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "falcon"])
+def test_theirs_in_the_other_modes(family: str, mode: str) -> None:
+    model, prompt = build(family).double(), text(9)
+    window = None if mode == "full" else 5
+    made = generate(model, prompt, 12, mode=mode, window=window)
+    assert made.ids[0] == by_hand(model, prompt, 12, window, anew=mode == "re-encode")
+
+
+def test_their_cache_keeps_its_size() -> None:
+    few, many = (generate(build("llama"), text(9), count, mode="sliding", window=5) for count in (10, 40))
+    assert few.cache_bytes == many.cache_bytes == 3 * 2 * 4 * 2 * 8 * 4  # layers, k and v, w - 1, heads, width, bytes
+
+
+def test_models_that_cannot_slide_are_found_out() -> None:
+    assert {name: slides(subject(build(name))) for name in ("llama", "mpt", "falcon", "mamba")} == {  # type: ignore[arg-type]
+        "llama": True, "mpt": True, "falcon": False, "mamba": False
+    }  # fmt: skip
+    settled = plan(subject(build("falcon")), None, None, [5], 5)
+    assert settled.mode == "full"
+    assert "falcon cannot be run through a sliding cache" in settled.notes[0]
+
+
+def test_what_a_folder_says_about_generation_counts_for_nothing() -> None:
+    model, prompt = build("llama"), text(9)
+    plain = generate(model, prompt, 8, mode="full").ids
+    model.generation_config.update(do_sample=True, repetition_penalty=9.0, max_new_tokens=2)
+    kept = model.generation_config
+    assert generate(model, prompt, 8, mode="full").ids == plain
+    assert model.generation_config is kept
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("gpt2", {"mode": "full"}, "gpt2 has learned 64 positions: too few for 9 tokens of prompt and 60 new ones"),
+        ("gpt2", {"mode": "re-encode", "window": 65}, "gpt2 has learned 64 positions: too few for a window of 65"),
+        ("falcon", {"mode": "sliding", "window": 5}, "falcon cannot be run through a sliding cache"),
+        ("mamba", {"mode": "sliding", "window": 5}, "mamba cannot be given a window"),
+        ("llama", {"mode": "sliding", "window": 1}, "transformers needs at least 2"),
+        ("mpt", {"mode": "full"}, "mpt cannot generate this"),
+    ],
+)
+def test_what_theirs_cannot_do_is_refused(family: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        generate(build(family), text(9), 60, **options)  # type: ignore[arg-type]
+
+
+# Ours inside transformers
+
+
+def inside(model: Decoder, prompt: list[int], tokens: int, **options: object) -> list[int]:
+    ids_BT = torch.tensor([prompt])
+    asked = {"attention_mask": torch.ones_like(ids_BT), "pad_token_id": 0, "eos_token_id": None, **options}
+    made = FieldlensForCausalLM.of(model).generate(ids_BT, max_new_tokens=tokens, **asked)
+    return made[0, len(prompt) :].tolist()
+
+
+@EVERY
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.usefixtures("float64")
+def test_ours_inside_transformers_is_ours(spec: str, window: int | None) -> None:
+    model, prompt = decoder(spec, window=window), text(9)
+    assert inside(model, prompt, 20, do_sample=False) == generate(model, prompt, 20, mode="full").ids[0]
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_generate_of_transformers_uses_our_cache(sample: bool) -> None:
+    wrapped = FieldlensForCausalLM.of(decoder("alibi", window=5))
+    asked = {"max_new_tokens": 90, "pad_token_id": 0, "do_sample": sample, "return_dict_in_generate": True}
+    cache = wrapped.generate(torch.tensor([text(30)]), **asked).past_key_values
+    assert all(isinstance(layer, SlidingLayer) for layer in cache.layers)
+    (sizes,) = {tail.buffer.shape[2] for layer in cache.layers for tail in layer.tails}
+    assert sizes == capacity(5)
+
+
+@pytest.mark.usefixtures("float64")
+def test_sampling_inside_transformers_is_by_seed_and_without_a_cache_the_same() -> None:
+    model, prompt = decoder("rotary", window=5), text(9)
+    drawn = []
+    for options in ({}, {}, {"use_cache": False}):
+        torch.manual_seed(1)
+        drawn.append(inside(model, prompt, 25, do_sample=True, top_k=0, **options))
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_narrower_cache_may_be_passed_in() -> None:
+    model, prompt = decoder("sandwich"), text(19)
+    wrapped = FieldlensForCausalLM.of(model)
+    made = inside(model, prompt, 20, do_sample=False, past_key_values=wrapped.sliding_cache(4))
+    assert made == by_hand(model, prompt, 20, 4)
+
+
+@pytest.mark.usefixtures("float64")
+def test_padding_behind_a_prompt_pushes_nothing_out_of_a_window() -> None:
+    model, prompts = decoder("alibi", window=5), [text(12), text(7)]
+    ids_BT, mask_BT = torch.zeros(2, 12, dtype=torch.long), torch.zeros(2, 12, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids_BT[row, : len(prompt)], mask_BT[row, : len(prompt)] = torch.tensor(prompt), 1
+    wrapped = FieldlensForCausalLM.of(model)
+    filled = wrapped(ids_BT, attention_mask=mask_BT)
+    follows = torch.tensor([[3], [4]])
+    mask_BT = torch.cat([mask_BT, torch.ones_like(follows)], 1)
+    logits = wrapped(follows, attention_mask=mask_BT, past_key_values=filled.past_key_values).logits[1, -1]
+    assert (logits - model(torch.tensor([[*prompts[1], 4]]))[0, -1]).abs().max() < 1e-12
+    with pytest.raises(BadInput, match="padding behind a text does not go with a cache that slides"):
+        wrapped(ids_BT, attention_mask=mask_BT[:, :-1], past_key_values=wrapped.sliding_cache(4))
+
+
+@pytest.mark.usefixtures("float64")
+def test_gradients_pass_through_the_cache() -> None:
+    """Two chunks with a cache give the gradients of one pass."""
+    wrapped = FieldlensForCausalLM.of(Decoder(Config("rotary", 5, 2, 32, 4, VOCABULARY, init_std=0.2)))
+    ids_BT = torch.tensor([text(12)])
+
+    def gradient(cuts: list[int]) -> Tensor:
+        x_BTD = wrapped.decoder.embed(ids_BT).detach().requires_grad_()
+        cache, out = wrapped.sliding_cache(), []
+        for part in x_BTD.split(cuts, 1):
+            out.append(wrapped(inputs_embeds=part, past_key_values=cache).logits)
+        (found,) = torch.autograd.grad(torch.cat(out, 1)[0, -1].sum(), x_BTD)
+        return found
+
+    assert (gradient([12]) - gradient([7, 4, 1])).abs().max() < 1e-12
+
+
+def test_a_cache_that_slides_takes_nothing_back() -> None:
+    with pytest.raises(BadInput, match="takes no tokens back: pass a DynamicCache"):
+        FieldlensForCausalLM.of(decoder("none")).sliding_cache().crop(-1)
+
+
+def test_a_rate_needs_two_tokens() -> None:
+    made = Generation([[1]], plan(subject(decoder("none")), "full", None, [1], 1), 1, 0.1, 0.0, 0)
+    assert made.rate is None
+    assert not math.isnan(made.first_seconds)
