@@ -546,7 +546,13 @@ def result(name: str, seed: int) -> Result:
     recipe = {"scheme": name, "corpus": name, "seed": seed, "length": 32}
     model = {"name": name, "scheme": None, "recipe": recipe, "data": "0", "train_length": 32}
     evaluation = Evaluation(
-        {"model": model, "protocol": {"same_targets": True}, "segments": 40, "window": None},
+        {
+            "model": model,
+            "protocol": {"same_targets": True},
+            "segments": 40,
+            "window": None,
+            "asked": {"lengths": [64]},
+        },
         {n: torch.from_numpy(rng.random(40) + 1) for n in (16, 32, 64)},
         [Anchor(n // 4, n) for n in range(40)],
     )

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,14 @@ from fieldlens.cli import main
 from fieldlens.errors import BadInput
 from fieldlens.machine import Machine
 from fieldlens.run import Occupied, locked
-from fieldlens.study.conduct import Controller
+from fieldlens.study.conduct import Controller, write_study
 from fieldlens.study.executors import Local
-from fieldlens.study.forecast import Forecast, operations
+from fieldlens.study.forecast import STAGES, Forecast, forecast, operations
 from fieldlens.study.job import perform
 from fieldlens.study.page import comparisons, page, prediction, read_results, summary
 from fieldlens.study.plan import job_from, read_study
 from fieldlens.study.state import progress_of, state_of, survey
-from fieldlens.study.view import headline, overview, time_left
+from fieldlens.study.view import called, headline, overview, table, time_left
 
 CPU = Machine(device="cpu", threads=1)
 
@@ -81,11 +82,11 @@ def test_addresses_keep_training_apart_from_protocols(tmp_path: Path, monkeypatc
         ("models = []", "models is []"),
         ("title = 'x'", "models is None"),
         ('models = ["alibi"]\npreset = "pockt"', "did you mean 'pocket'"),
-        ('models = ["alibi"]\nseeds = []', "seeds are []"),
+        ('models = ["alibi"]\nseeds = []', "seeds is []"),
         ('models = ["alibi"]\nseeds = ["one"]', "seeds are ['one']"),
         ('models = ["alibi"]\n[recipe]\nstepps = 3', "did you mean 'steps'"),
         ('models = ["alibi"]\n[recipe]\nsteps = 0', "steps is 0"),
-        ('models = ["alibi"]\n[recipe]\nsteps = "many"', "steps is 'many': int is needed"),
+        ('models = ["alibi"]\n[recipe]\nsteps = "many"', "steps is 'many': a whole number is needed"),
         ('models = ["alibi"]\n[recipe]\nheads = 3', "3"),
         ('models = [{ scheme = "rotary", width = 12, heads = 4 }]', "rotary"),
         ('models = ["alibi"]\ncorpora = ["../elsewhere"]', "a corpus is '../elsewhere'"),
@@ -100,6 +101,23 @@ def test_addresses_keep_training_apart_from_protocols(tmp_path: Path, monkeypatc
         ('models = [{ scheme = "alibi", seeds = [7] }]', "names 7"),
         ('models = ["alibi"]\n[[measure]]\n[[measure]]', "measured 2 times"),
         ("models = [", "is not TOML"),
+        ('models = ["alibi"]\ncorpora = 3', "corpora is 3: a list is needed"),
+        ('models = ["alibi"]\ncorpora = "words"', "corpora is 'words': a list is needed"),
+        ('models = ["alibi"]\ncorpora = []', "corpora is []"),
+        ('models = ["alibi"]\npreset = ["a"]', "preset is ['a']: a text is needed"),
+        ('models = [{ scheme = "alibi", seeds = [] }]', "there is no run in it"),
+        ('models = ["alibi"]\n[recipe]\nbeta1 = nan', "beta1 is nan"),
+        ('models = ["alibi"]\n[recipe]\ntokenizer = "nowhere"', "tokenizer 'nowhere' is no folder"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nmodels = 3', "models is 3: a list is needed"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nsegments = 2.5', "segments is 2.5: a whole number is needed"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nsegments = 0', "segments is 0"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nwindow = 0', "window is 0"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nsplit = "tset"', "did you mean 'test'"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nprotocol = 3', "protocol is 3: a text is needed"),
+        ('models = ["alibi"]\n[measure]\ntarget = "bogus"', "unknown target 'bogus'"),
+        ('models = ["alibi"]\n[measure]\naverage = "bogus"', "unknown average 'bogus'"),
+        ('models = ["alibi"]\n[measure]\nlength = 10.5', "length is 10.5: a whole number is needed"),
+        ('models = ["alibi"]\n[measure]\nwindow = 0', "window is 0"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(
@@ -159,7 +177,7 @@ def test_results_are_enough_for_tables_and_report(whole: Path) -> None:
     assert study["title"] == "A small study"
     assert [result.recipe["seed"] for result in results] == [1, 1, 2, 2]
     ((key, one),) = comparisons(results).items()
-    assert key[0] == "words"
+    assert key.title == "words: last-token, up to 64 tokens, 12 targets"
     assert [group.name for group in one.groups] == ["alibi", "none:window=4"]
     assert one.lengths == [16, 32, 64]
     assert one.over_seeds
@@ -253,6 +271,100 @@ def test_what_is_done_is_not_done_again(whole: Path, tmp_path: Path) -> None:
     assert changed <= {"job.lock"}
 
 
+def test_two_controllers_do_nothing_twice(tmp_path: Path) -> None:
+    file = studying.write_study(tmp_path, ["alibi", "none:window=4"])
+    environment = {**os.environ, **studying.settings(tmp_path)}
+    both = [
+        subprocess.Popen(studying.command(file, "--workers", "1"), env=environment, stdout=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    assert [one.wait() for one in both] == [0, 0]
+    logs = [path.read_text().splitlines() for path in (tmp_path / "runs").glob("*/log.txt")]
+    assert len(logs) == 2
+    for log in logs:
+        assert [line for line in log if line in STAGES] == list(STAGES)
+
+
+def test_what_fails_after_it_was_done_has_failed_until_the_question_is_mended(whole: Path, tmp_path: Path) -> None:
+    file = copied(whole, tmp_path)
+    studying.write_study(tmp_path, ["alibi"], lengths=[16, 50_000])
+    done = studying.study(file)
+    assert done.returncode == 2
+    assert "1 of 1 runs failed" in done.stderr.splitlines()[-1]
+    found, places = studying.opened(file)
+    assert list(survey(found, places).values()) == ["failed"]
+    assert "too long for this text" in json.loads(places.failure(found.jobs[0]).read_text())["log"][-1]
+    found, _ = studying.opened(studying.write_study(tmp_path, ["alibi"], lengths=[16, 32, 48]))
+    assert list(survey(found, places).values()) == ["stale"]
+
+
+def test_questions_that_cannot_be_compared_stand_apart(whole: Path, tmp_path: Path) -> None:
+    found, places = studying.opened(copied(whole, tmp_path))
+    (file,) = places.result(found.jobs[0]).glob("evaluation-*.json")
+    file.write_text(file.read_text().replace('"target_seed": 0', '"target_seed": 1'))
+    _, results = read_results(places.results)
+    assert [len(one.groups) for one in comparisons(results).values()] == [1, 2]
+    assert page(places.results).count("Perplexity on words") == 2
+
+
+def test_a_seed_that_diverged_stays_with_its_model(whole: Path, tmp_path: Path) -> None:
+    found, places = studying.opened(copied(whole, tmp_path))
+    path = places.result(found.jobs[0]) / "result.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({**about, "state": "diverged"}))
+    _, results = read_results(places.results)
+    (one,) = comparisons(results).values()
+    assert [group.name for group in one.groups] == ["alibi", "none:window=4"]
+    assert one.groups[0].diverged() == [1]
+
+
+def test_damaged_files_are_noticed_or_do_not_matter(whole: Path, tmp_path: Path) -> None:
+    found, places = studying.opened(copied(whole, tmp_path))
+    (arrays,) = places.result(found.jobs[0]).glob("evaluation-*.npz")
+    arrays.write_bytes(arrays.read_bytes()[:-9])
+    (places.result(found.jobs[1]) / "timings.json").write_text("{")
+    assert list(survey(found, places).values()) == ["stale", "done", "done", "done"]
+    assert forecast(found, places).rates["train"] > 0
+    (places.results / "study.json").write_text("{}")
+    with pytest.raises(BadInput, match="is no results folder of a study"):
+        read_results(places.results)
+
+
+def test_a_changed_corpus_makes_a_whole_study_stale(whole: Path, tmp_path: Path) -> None:
+    found, places = studying.opened(copied(whole, tmp_path))
+    controller = Controller(found, places, lambda: Local(1), CPU)
+    controller.prepare()
+    assert not controller._left()
+    (tmp_path / "words" / "000.txt").write_text("another text " * 200)
+    controller = Controller(found, places, lambda: Local(1), CPU)
+    controller.prepare()
+    assert len(controller._left()) == 4
+
+
+def test_reports_need_the_results_alone(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(whole.parent / "results", tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "report.html").unlink()
+    main(["study", str(tmp_path / "elsewhere"), "--report", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert Path(said["report"]).read_bytes() == (whole.parent / "results" / "report.html").read_bytes()
+    assert len(said["results"]) == 4
+
+
+def test_models_that_differ_in_their_recipes_have_names_that_do() -> None:
+    recipes = [{"scheme": "a", "length": 8, "steps": 2, "seed": seed, "corpus": "c"} for seed in (1, 2)]
+    assert called(recipes) == ["a", "a"]
+    assert called([*recipes, {**recipes[0], "length": 16}]) == ["a (L_tr 8)", "a (L_tr 8)", "a (L_tr 16)"]
+    assert called([recipes[0], {**recipes[0], "scheme": "b", "steps": 3}]) == ["a", "b"]
+
+
+def test_many_runs_are_cut_to_the_room_with_the_running_first(whole: Path) -> None:
+    found, places = studying.opened(whole)
+    rows = overview(found, places, Forecast({"train": 1.0, "evaluate": 1.0, "measure": 1.0}))
+    rows[3]["state"] = "running"
+    sheet = table(found, rows, 1, room=2)
+    assert [row[0] for row in sheet.rows] == [rows[3]["model"], rows[0]["model"], "and 2 more"]
+
+
 def test_a_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(tmp_path / "cache"))
     file = studying.write_study(tmp_path, ["alibi"])
@@ -260,7 +372,7 @@ def test_a_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found, places = studying.opened(file)
     (job,) = found.jobs
     perform(job, places, str(tmp_path / "words"), CPU)
-    places.results.joinpath("study.json").write_text(json.dumps({"title": "t", "jobs": [{"name": job.name}]}))
+    write_study(found, places)
     assert state_of(job, places) == "done"
     (row,) = overview(found, places, Forecast({"train": 1.0, "evaluate": 1.0, "measure": 1.0}))
     assert row["state"] == "diverged"
@@ -281,8 +393,11 @@ def test_faults_change_no_result(whole: Path, tmp_path: Path, monkeypatch: pytes
             killed.append(said["pid"])
             os.kill(said["pid"], signal.SIGKILL)
 
-    Controller(found, places, Local(2), CPU, time_limit=15, watch=kill).run()
+    controller = Controller(found, places, lambda: Local(2), CPU, time_limit=15, watch=kill)
+    controller.prepare()
+    controller.run()
     assert killed
+    assert (tmp_path / "hung").exists()
     assert list(survey(found, places).values()) == ["done", "done", "failed"]
     failure = json.loads(places.failure(poison).read_text())
     assert len(failure["attempts"]) == 3
@@ -303,6 +418,7 @@ def test_time_left_is_shared_among_workers(whole: Path) -> None:
     assert time_left(rows, 2) == pytest.approx(2 * each)
     assert time_left(rows, 9) == pytest.approx(each)
     assert "0 of 4 runs done" in headline(found, rows, 1)
-    half = {"stage": "evaluate", "done": 0.5, "spent": 3.0}
-    assert flat.left(found.jobs[0], half) == pytest.approx(3.0 + operations(found.jobs[0])["measure"] / 1e9)
+    half = {"stage": "evaluate", "done": 0.5, "rate": 0.25}
+    assert flat.left(found.jobs[0], half) == pytest.approx(2.0 + operations(found.jobs[0])["measure"] / 1e9)
+    assert flat.left(found.jobs[0], {}, trained=True) < flat.left(found.jobs[0], {})
     assert 0 < flat.done(found.jobs[0], half) < 1

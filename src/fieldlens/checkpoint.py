@@ -55,10 +55,14 @@ def write_file(path: Path, data: bytes) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Change a small file so that a reader sees the old text or the new, never a part."""
-    beside = path.with_name(f".{path.name}.part")
-    write_file(beside, data)
-    _touch()
-    beside.replace(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")  # others may be writing the same
+    try:
+        write_file(beside, data)
+        _touch()
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
     _fsync_folder(path.parent)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fieldlens.corpus import open_corpus
+from fieldlens.corpus import SPLITS, open_corpus
 from fieldlens.documents import File
-from fieldlens.errors import BadInput
+from fieldlens.errors import BadInput, unknown
 from fieldlens.evaluation import (
     KIND,
     Evaluation,
@@ -27,6 +27,7 @@ from fieldlens.evaluation import (
 from fieldlens.models import Origin, find, load
 from fieldlens.protocols import Anchor, Eligible, draw, protocol
 from fieldlens.results import write_json
+from fieldlens.schemes import check_window
 from fieldlens.sheet import Sheet
 from fieldlens.tokenizer import Coder, begins_with, pieces_of
 from fieldlens.tokens import tokenize
@@ -47,6 +48,13 @@ class Question:
     split: str = "test"
     align: str = "tokens"
     batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.segments < 1:
+            raise BadInput(f"segments is {self.segments}: at least 1 is needed")
+        if self.split not in SPLITS:
+            raise unknown("split", self.split, SPLITS)
+        check_window(self.window)
 
     def plan(self, lengths: Sequence[int], bos: int | None) -> Plan:
         named = protocol(self.protocol, **(self.options or {}))

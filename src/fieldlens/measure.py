@@ -5,15 +5,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fieldlens.advice import Check, advise, check, coverage, probe
+from fieldlens.corpus import SPLITS
 from fieldlens.effort import SHARE, backward, forward, free_memory, out_of_memory
-from fieldlens.errors import BadInput
+from fieldlens.errors import BadInput, unknown
 from fieldlens.evaluate import Text, read_file, read_text
 from fieldlens.evaluation import NoMemory, Plan, Watch
 from fieldlens.evaluation import check as check_text
@@ -22,6 +23,7 @@ from fieldlens.models import Origin, find, load
 from fieldlens.protocols import Anchor, draw, eligible, protocol
 from fieldlens.receptive import Average, ReceptiveField
 from fieldlens.results import provenance, read_arrays, read_json, write_arrays, write_json
+from fieldlens.schemes import check_window
 from fieldlens.subject import Subject
 from fieldlens.tokenizer import load_tokenizer
 
@@ -69,6 +71,11 @@ class Question:
             raise BadInput(f"length is {self.length}: at least 2 is needed")
         if self.corpus is not None and self.text is not None:
             raise BadInput("give either --text or --corpus")
+        choices = (("target", get_args(Target)), ("average", get_args(Average)), ("split", SPLITS))
+        for what, allowed in choices:
+            if getattr(self, what) not in allowed:
+                raise unknown(what, getattr(self, what), allowed)
+        check_window(self.window)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """fieldlens study: many runs, one command."""
 
+import dataclasses
 import json
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,10 +15,65 @@ from rich.live import Live
 from fieldlens.machine import Machine
 
 if TYPE_CHECKING:
+    from fieldlens.study.executors import Executor
     from fieldlens.study.plan import Study
     from fieldlens.study.state import Places
 
 EVERY = 10.0
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who does the jobs.
+
+    Parameters
+    ----------
+    executor
+        local: child processes. ray: tasks on a Ray cluster.
+    workers
+        Jobs at a time on this machine, one thread each unless --threads says otherwise; one per core unless given.
+    nice
+        Priority of the workers: 10 leaves the machine to others.
+    time_limit
+        Seconds that a job may go without progress.
+    address
+        Of a Ray cluster; without one a local cluster is started.
+    cpus
+        CPUs that Ray gives to a job.
+    gpus
+        GPUs that Ray gives to a job.
+    """
+
+    executor: Literal["local", "ray"] = "local"
+    workers: int | None = None
+    nice: int = 0
+    time_limit: float = 1800.0
+    address: str | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def check(self) -> None:
+        from fieldlens.errors import BadInput
+
+        for what in ("workers", "time_limit", "cpus"):
+            value = getattr(self, what)
+            if value is not None and not value > 0:
+                raise BadInput(f"{what} is {value}: more than 0 is needed")
+        if self.gpus < 0:
+            raise BadInput(f"gpus is {self.gpus}: at least 0 is needed")
+        if self.address is not None and self.executor != "ray":
+            raise BadInput("--address goes with --executor ray")
+
+    def count(self, machine: Machine) -> int:
+        """Jobs at a time, as far as that is known here."""
+        return self.workers or max(1, (os.cpu_count() or 1) // (machine.threads or 1))
+
+    def gather(self, machine: Machine) -> "Executor":
+        from fieldlens.study.executors import Local, Ray
+
+        if self.executor == "ray":
+            return Ray(self.address, self.cpus, self.gpus, self.nice)
+        return Local(self.count(machine), self.nice)
 
 
 def study(
@@ -31,14 +88,8 @@ def study(
     status: bool = False,
     report: bool = False,
     retry: bool = False,
-    executor: Literal["local", "ray"] = "local",
-    workers: int | None = None,
-    nice: int = 0,
-    time_limit: float = 1800.0,
-    address: str | None = None,
-    cpus: float = 1.0,
-    gpus: float = 0.0,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
+    crew: Annotated[Crew, Parameter(name="*")] = Crew(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
     """Train, evaluate and measure every model of a study, and end in one report. The same command goes on after a stop.
@@ -48,7 +99,7 @@ def study(
     Parameters
     ----------
     which
-        A study file (TOML), or a built-in study: demo.
+        A study file (TOML), a built-in study (demo, paper), or for --report a results folder.
     out
         Folder for results, made to be committed; results/STUDY unless given.
     runs
@@ -65,108 +116,100 @@ def study(
         Only write the report again, from the results that are there.
     retry
         Try again what failed.
-    executor
-        local: child processes. ray: tasks on a Ray cluster.
-    workers
-        Jobs at a time on this machine, one thread each unless --threads says otherwise; one per core unless given.
-    nice
-        Priority of the workers: 10 leaves the machine to others.
-    time_limit
-        Seconds that a job may go without progress.
-    address
-        Of a Ray cluster; without one a local cluster is started.
-    cpus
-        CPUs that Ray gives to a job.
-    gpus
-        GPUs that Ray gives to a job.
     as_json
         Print JSON.
     """
-    from fieldlens.errors import BadInput
     from fieldlens.study.conduct import forgive
-    from fieldlens.study.forecast import forecast
     from fieldlens.study.plan import read_study
     from fieldlens.study.state import Places
-    from fieldlens.study.view import overview, table
 
-    for what, value in (("workers", workers), ("time_limit", time_limit), ("cpus", cpus)):
-        if value is not None and value <= 0:
-            raise BadInput(f"{what} is {value}: more than 0 is needed")
+    crew.check()
+    if report and Path(which).is_dir():
+        _conclude(Path(which), as_json)
+        return
     found = read_study(which).only(only)
     places = Places(out or Path("results") / found.name, runs or Path("runs") / found.name)
-    count = workers or max(1, (os.cpu_count() or 1) // (machine.threads or 1))
-    console = Console(highlight=False)
-    if not dry_run and not status and not report:
+    if report:
+        _conclude(places.results, as_json)
+    elif dry_run or status:
+        _show(found, places, corpora, crew.count(machine), as_json)
+    else:
         if retry:
             forgive(found, places)
-        _conduct(found, places, corpora, executor, count, nice, time_limit, address, cpus, gpus, machine, as_json)
-    if report:
-        _write_report(places)
-    rows = overview(found, places, forecast(found, places))
-    if as_json:
-        print(json.dumps({"study": found.name, "jobs": rows}))
-    elif dry_run or status:
-        console.print(table(found, rows, count).text())
-    else:
-        _conclude(places, console)
-    _end(rows, dry_run or status)
+        conduct(found, places, corpora, crew, machine, quiet=as_json)
+        _conclude(places.results, as_json)
+        _complain(found, places)
 
 
-def _conduct(
-    found: "Study",
-    places: "Places",
-    corpora: Path | None,
-    executor: str,
-    workers: int,
-    nice: int,
-    time_limit: float,
-    address: str | None,
-    cpus: float,
-    gpus: float,
-    machine: Machine,
-    quiet: bool,
+def conduct(
+    found: "Study", places: "Places", corpora: Path | None, crew: Crew, machine: Machine, quiet: bool = False
 ) -> None:
-    import dataclasses
-
+    """Do what is left of a study, and show how it goes."""
     from fieldlens.study.conduct import Controller
-    from fieldlens.study.executors import Executor, Local, Ray
 
-    machine = machine if machine.threads else dataclasses.replace(machine, threads=max(1, int(cpus)))
+    workers = crew.count(machine)
+    machine = machine if machine.threads else dataclasses.replace(machine, threads=max(1, int(crew.cpus)))
     watcher = Watcher(found, places, workers, quiet)
+    controller = Controller(
+        found, places, lambda: crew.gather(machine), machine, corpora, crew.time_limit, watcher.watch
+    )
+    controller.prepare()
     with watcher:
-        chosen: Executor = Ray(address, cpus, gpus, nice) if executor == "ray" else Local(workers, nice)
-        Controller(found, places, chosen, machine, corpora, time_limit, watcher.watch).run()
+        controller.run()
 
 
-def _conclude(places: "Places", console: Console) -> None:
+def _show(found: "Study", places: "Places", corpora: Path | None, workers: int, as_json: bool) -> None:
+    from fieldlens.study.forecast import forecast
+    from fieldlens.study.view import overview, table, time_left
+
+    rows = overview(found, places, forecast(found, places))
+    absent = sorted({job.recipe.corpus for job in found.jobs if not found.has(job.recipe.corpus, corpora)})
+    if as_json:
+        left = time_left(rows, workers)
+        print(json.dumps({"study": found.name, "seconds_left": left, "absent_corpora": absent, "jobs": rows}))
+        return
+    console = Console(highlight=False)
+    console.print(table(found, rows, workers).text())
+    if absent and any(row["seconds_left"] for row in rows):
+        console.print(f"not here: {', '.join(absent)}; --corpora FOLDER says where they lie", markup=False)
+
+
+def _conclude(folder: Path, as_json: bool) -> None:
     """The tables, and where the report lies, in the last line."""
     from fieldlens.study.page import read_results, summary
 
-    _, results = read_results(places.results)
-    if results:
-        for sheet in summary(results):
-            console.print(sheet.text())
-            for note in sheet.notes:
-                console.print(note, style="dim", markup=False)
-    console.print(f"report: {_write_report(places)}", soft_wrap=True, markup=False)
+    path = _write_report(folder)
+    study, results = read_results(folder)
+    if as_json:
+        rows = [{"name": one.name, "state": one.about["state"], "recipe": one.recipe} for one in results]
+        print(json.dumps({"study": study["name"], "report": str(path), "results": rows}))
+        return
+    console = Console(highlight=False)
+    for sheet in summary(results) if results else []:
+        console.print(sheet.text())
+        for note in sheet.notes:
+            console.print(note, style="dim", markup=False)
+    console.print(f"report: {path}", soft_wrap=True, markup=False)
 
 
-def _write_report(places: "Places") -> Path:
+def _write_report(folder: Path) -> Path:
     from fieldlens.checkpoint import replace_file
     from fieldlens.study.page import page
 
-    path, text = places.results / "report.html", page(places.results).encode()
+    path, text = folder / "report.html", page(folder).encode()
     if not path.exists() or path.read_bytes() != text:
         replace_file(path, text)
     return path
 
 
-def _end(rows: list[dict[str, Any]], only_asked: bool) -> None:
+def _complain(found: "Study", places: "Places") -> None:
     from fieldlens.errors import FieldlensError
+    from fieldlens.study.state import survey
 
-    lost = [row["name"] for row in rows if row["state"] == "failed"]
-    if lost and not only_asked:
-        raise FieldlensError(f"{len(lost)} of {len(rows)} runs failed ({', '.join(lost)}): --retry tries again")
+    lost = [name for name, state in survey(found, places).items() if state == "failed"]
+    if lost:
+        where = places.results / lost[0] / "failed.json"
+        raise FieldlensError(f"{len(lost)} of {len(found.jobs)} runs failed, see {where}: --retry tries again")
 
 
 class Watcher:
@@ -192,30 +235,38 @@ class Watcher:
         from fieldlens.study.view import headline, overview
 
         if self.shown:
+            self.live.update("", refresh=True)
             self.live.__exit__(*details)
         if not self.quiet:
             rows = overview(self.study, self.places, self.forecast)
             self.console.print(headline(self.study, rows, self.workers), markup=False, soft_wrap=True)
 
     def watch(self) -> None:
+        """Look at the files, at most once a second, and show what they say."""
         from fieldlens.study.forecast import forecast
-        from fieldlens.study.view import headline, line, overview, table
+        from fieldlens.study.view import overview, table
 
         now = time.monotonic()
         if self.quiet or now - self.looked < 1:
             return
         self.looked = now
         rows = overview(self.study, self.places, self.forecast)
-        states = {row["name"]: row["state"] for row in rows}
         changed = [row for row in rows if self.states.get(row["name"]) != row["state"]]
-        if any(row["state"] == "done" for row in changed):
+        if self.states and any(row["state"] == "done" for row in changed):
             self.forecast = forecast(self.study, self.places)
         if self.shown:
-            self.live.update(table(self.study, rows, self.workers).text(), refresh=True)
-        elif changed or now - self.told > EVERY:
-            for row in changed if self.states else []:
-                self.console.print(line(row), markup=False, soft_wrap=True)
-            if now - self.told > EVERY or not self.states:
-                self.told = now
-                self.console.print(headline(self.study, rows, self.workers), markup=False, soft_wrap=True)
-        self.states = states
+            sheet = table(self.study, rows, self.workers, max(3, self.console.height - 6))
+            self.live.update(sheet.text(), refresh=True)
+        else:
+            self._tell(rows, changed if self.states else [], now)
+        self.states = {row["name"]: row["state"] for row in rows}
+
+    def _tell(self, rows: list[dict[str, Any]], changed: list[dict[str, Any]], now: float) -> None:
+        from fieldlens.study.view import headline, line
+
+        for row in changed:
+            self.console.print(line(row), markup=False, soft_wrap=True)
+        unfinished = any(row["seconds_left"] for row in rows)
+        if unfinished and (now - self.told > EVERY or not self.states):
+            self.told = now
+            self.console.print(headline(self.study, rows, self.workers), markup=False, soft_wrap=True)

@@ -18,15 +18,13 @@ from fieldlens.machine import Machine
 from fieldlens.results import write_json
 from fieldlens.run import is_locked
 from fieldlens.study.executors import Executor, Order, Worker
+from fieldlens.study.job import GRACE
 from fieldlens.study.plan import Job, Study
-from fieldlens.study.state import Places, State, progress_of, reached, result_of, state_of
+from fieldlens.study.state import Places, State, progress_of, reached, state_of
 from fieldlens.train import listening
 
 ATTEMPTS = 3
 POLL = 0.5
-GRACE = 60.0
-"""Seconds a worker has to save and leave."""
-
 LOG_LINES = 20
 
 
@@ -55,38 +53,49 @@ class Controller:
         self,
         study: Study,
         places: Places,
-        executor: Executor,
+        gather: Callable[[], Executor],
         machine: Machine,
         corpora: Path | None = None,
         time_limit: float = 1800.0,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        self.study, self.places, self.executor, self.machine = study, places, executor, machine
+        self.study, self.places, self.gather, self.machine = study, places, gather, machine
         self.corpora, self.time_limit, self.watch = corpora, time_limit, watch
-        self.pins = dict(study.pins)
+        self.texts = dict(study.pins)
+        """The text that each corpus has, or must have."""
         self.attempts: dict[str, _Attempt] = {}
         self.over: set[str] = set()
         """Jobs that need not be looked at again."""
 
+    def prepare(self) -> None:
+        """See what the corpora say now: results from another text are stale. One that is absent must not be needed."""
+        for corpus in dict.fromkeys(job.recipe.corpus for job in self.study.jobs):
+            if not self.study.has(corpus, self.corpora):
+                continue
+            found = open_corpus(self.study.place(corpus, self.corpora)).fingerprint()
+            wanted = self.texts.setdefault(corpus, found)
+            if found != wanted:
+                raise BadInput(f"corpus '{corpus}' has another text ({found[:12]}) than the study pins ({wanted[:12]})")
+        self.study.check_corpora(self.corpora, self._left())
+
     def run(self) -> None:
         """Until nothing is left to do. A signal is passed on to the workers, who save."""
-        left = self._left()
-        if left:
-            self._check_texts(left)
-            self.over.clear()  # what came from another text is not over
         write_study(self.study, self.places)
+        if not self._left():
+            return
+        executor = self.gather()
         with listening() as heard:
             try:
                 while self._left():
                     if heard():
                         raise Interrupted(heard())
-                    self._give_out()
+                    self._give_out(executor)
                     time.sleep(POLL)
-                    self._collect()
+                    self._collect(executor)
                     self.watch()
             finally:
                 self._stop()
-                self.executor.close()
+                executor.close()
 
     def _left(self) -> list[Job]:
         some = [job for job in self.study.jobs if job.name not in self.over]
@@ -97,44 +106,35 @@ class Controller:
     def _state(self, job: Job) -> State:
         if job.name in self.attempts:
             return "running"
-        return state_of(job, self.places, self.pins)
+        return state_of(job, self.places, self.texts)
 
-    def _check_texts(self, left: list[Job]) -> None:
-        """A corpus must have the text that is pinned; results from another text than it has now are stale."""
-        self.study.check_corpora(self.corpora)
-        for corpus in dict.fromkeys(job.recipe.corpus for job in left):
-            found = open_corpus(self.study.place(corpus, self.corpora)).fingerprint()
-            wanted = self.pins.setdefault(corpus, found)
-            if found != wanted:
-                raise BadInput(f"corpus '{corpus}' has another text ({found[:12]}) than the study pins ({wanted[:12]})")
-
-    def _give_out(self) -> None:
+    def _give_out(self, executor: Executor) -> None:
         for job in self.study.jobs:
-            if len(self.attempts) >= self.executor.room:
+            if len(self.attempts) >= executor.room:
                 return
             if job.name not in self.over and self._state(job) in ("partial", "missing", "stale"):
                 place = self.study.place(job.recipe.corpus, self.corpora)
                 order = Order(job, self.places, place, self.machine)
-                self.attempts[job.name] = _Attempt(self.executor.start(order))
+                self.attempts[job.name] = _Attempt(executor.start(order))
 
-    def _collect(self) -> None:
+    def _collect(self, executor: Executor) -> None:
         for job in self.study.jobs:
             attempt = self.attempts.get(job.name)
             if attempt is None:
                 continue
             code = attempt.worker.code()
             if code is None:
-                self._hurry(job, attempt)
+                self._hurry(job, attempt, executor.queues)
                 continue
             del self.attempts[job.name]
             if code != 0:
                 reason = f"no progress for {self.time_limit:.0f} s" if attempt.stopped else f"ended with code {code}"
                 self._failed(job, code, reason)
 
-    def _hurry(self, job: Job, attempt: _Attempt) -> None:
+    def _hurry(self, job: Job, attempt: _Attempt, queues: bool) -> None:
         """A job that makes no progress for too long is ended."""
         said, now = progress_of(job, self.places), time.monotonic()
-        waits = self.executor.queues and not is_locked(self.places.lock(job))
+        waits = queues and not is_locked(self.places.lock(job))
         if said != attempt.seen or waits:
             attempt.seen, attempt.at = said, now
         elif now - attempt.at > self.time_limit:
@@ -153,7 +153,13 @@ class Controller:
             tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
             write_json(
                 self.places.failure(job),
-                {"kind": "fieldlens failure", "attempts": before, "log": tail, **job.to_json()},
+                {
+                    "kind": "fieldlens failure",
+                    "addresses": job.addresses,
+                    "attempts": before,
+                    "log": tail,
+                    **job.to_json(),
+                },
             )
 
     def _stop(self) -> None:
@@ -186,8 +192,3 @@ def forgive(study: Study, places: Places) -> None:
     for job in study.jobs:
         for path in (places.failure(job), places.attempts(job)):
             path.unlink(missing_ok=True)
-
-
-def diverged(study: Study, places: Places) -> list[Job]:
-    """Jobs whose training diverged: results, and shown as such."""
-    return [job for job in study.jobs if (result_of(job, places) or {}).get("state") == "diverged"]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fieldlens.checkpoint import replace_file
 from fieldlens.errors import BadInput
 from fieldlens.machine import Machine
 from fieldlens.study.plan import Job
@@ -33,7 +34,7 @@ class Order:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         places = {key: str(Path(value).resolve()) for key, value in asdict(self.places).items()}
         content = {"job": self.job.to_json(), "places": places, "corpus": self.corpus, "machine": asdict(self.machine)}
-        self.file.write_text(json.dumps(content))
+        replace_file(self.file, json.dumps(content).encode())
 
 
 class Worker(Protocol):
@@ -129,7 +130,8 @@ class Ray:
         try:
             ray.init(address=address or "local", log_to_driver=False, include_dashboard=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise BadInput(f"no Ray cluster at '{address}': {' '.join(str(error).split())[:200]}") from None
+            where = f"at '{address}'" if address else "could be started here"
+            raise BadInput(f"no Ray cluster {where}: {' '.join(str(error).split())[:200]}") from None
         self.task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(_task)
 
     @property
@@ -140,7 +142,8 @@ class Ray:
     def start(self, order: Order) -> Worker:
         order.write()
         log = order.places.log(order.job).resolve()
-        task = self.task.remote(str(order.file.resolve()), str(log), order.machine.threads, self.nice, dict(os.environ))
+        ours = {name: value for name, value in os.environ.items() if name.startswith(("FIELDLENS_", "PYTHONPATH"))}
+        task = self.task.remote(str(order.file.resolve()), str(log), order.machine.threads, self.nice, ours)
         return _Task(self.ray, task)
 
     def close(self) -> None:
@@ -149,9 +152,7 @@ class Ray:
 
 def _task(file: str, log: str, threads: int | None, nice: int, environment: dict[str, str]) -> int:
     """What a node of the cluster does."""
-    for name, value in environment.items():
-        if name.startswith(("FIELDLENS_", "PYTHONPATH")):
-            os.environ[name] = value
+    os.environ.update(environment)
     with process(Path(file), Path(log), threads, nice) as child:
         try:
             while child.poll() is None:  # not wait(), which would close the pipe that says that we live

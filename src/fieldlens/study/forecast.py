@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fieldlens.errors import BadInput
 from fieldlens.measure import LENGTH
 from fieldlens.recipe import Recipe
 from fieldlens.results import read_json
@@ -54,14 +55,15 @@ class Forecast:
         """What each stage of a job takes."""
         return {stage: count / self.rates[stage] for stage, count in operations(job).items()}
 
-    def left(self, job: Job, progress: dict[str, Any]) -> float:
-        """What is left of a job that last said this of itself."""
+    def left(self, job: Job, progress: dict[str, Any], trained: bool = False) -> float:
+        """What is left of a job that last said this of itself; of one that is trained, only what follows."""
         expected, stage = self.seconds(job), progress.get("stage")
+        if trained:
+            expected["train"] = 0.0
         if stage not in expected:
             return sum(expected.values())
-        done, spent = progress.get("done", 0.0), progress.get("spent", 0.0)
-        # its own speed, once it shows
-        own = spent * (1 - done) / done if done > 0.1 and stage != "train" else expected[stage] * (1 - done)
+        open_, rate = 1 - progress.get("done", 0.0), progress.get("rate")
+        own = open_ / rate if rate else expected[stage] * open_  # at its own speed, once that shows
         order = list(expected)
         return own + sum(expected[later] for later in order[order.index(stage) + 1 :])
 
@@ -77,8 +79,8 @@ class Forecast:
 
 def forecast(study: Study, places: Places) -> Forecast:
     """From the timings of the jobs that are finished; where there are none, from a short trial."""
-    done = [(job, read_json(places.result(job) / "timings.json")) for job in study.jobs if _timed(job, places)]
-    rates = {stage: _rate(stage, done) for stage in STAGES}
+    timed = [(job, _timings(job, places)) for job in study.jobs]
+    rates = {stage: _rate(stage, timed) for stage in STAGES}
     known = {stage: rate for stage, rate in rates.items() if rate is not None}
     if len(known) < len(STAGES):
         trial = EFFICIENCY * _speed()
@@ -86,12 +88,19 @@ def forecast(study: Study, places: Places) -> Forecast:
     return Forecast(known)
 
 
-def _timed(job: Job, places: Places) -> bool:
-    return result_of(job, places) is not None and (places.result(job) / "timings.json").exists()
+def _timings(job: Job, places: Places) -> dict[str, float]:
+    """Seconds of each stage of a finished job; none of one that diverged, which did not do them all."""
+    if (result_of(job, places) or {}).get("state") != "done":
+        return {}
+    try:
+        found = read_json(places.result(job) / "timings.json")
+    except BadInput:
+        return {}
+    return {stage: float(spent) for stage, spent in found.items() if isinstance(spent, int | float)}
 
 
-def _rate(stage: str, done: Iterable[tuple[Job, dict[str, Any]]]) -> float | None:
-    pairs = [(operations(job).get(stage, 0.0), float(spent.get(stage, 0.0))) for job, spent in done]
+def _rate(stage: str, timed: Iterable[tuple[Job, dict[str, float]]]) -> float | None:
+    pairs = [(operations(job).get(stage, 0.0), spent[stage]) for job, spent in timed if stage in spent]
     seconds = sum(spent for _, spent in pairs)
     return sum(count for count, _ in pairs) / seconds if seconds > 0 else None
 

@@ -5,6 +5,7 @@ Run as a process of its own, `python -m fieldlens.study.job FILE NICE`, so that 
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -37,6 +38,9 @@ from fieldlens.trainer import Diverged
 SAVE_EVERY = 50
 """Steps between checkpoints: what a killed worker loses at most."""
 
+GRACE = 60.0
+"""Seconds that a worker has to save and leave."""
+
 KIND = "fieldlens result"
 
 
@@ -45,7 +49,10 @@ class Progress:
 
     def __init__(self, places: Places, job: Job) -> None:
         self.path, self.clock = places.progress(job), places.timings(job)
-        self.stage, self.told, self.begun = "", 0.0, time.monotonic()
+        self.stage, self.told, self.part = "", 0.0, (0, 1)
+        """Of a stage: which part this is, of how many."""
+        self.start: tuple[float, float] | None = None
+        """When this attempt first got something done of the stage, and how much was done by then."""
         self.seconds: dict[str, float] = {}
         with suppress(OSError, ValueError):
             self.seconds = json.loads(self.clock.read_text())
@@ -53,32 +60,40 @@ class Progress:
     @contextmanager
     def at(self, stage: str) -> Iterator[None]:
         """While this holds, time is counted for a stage."""
-        self.stage, self.begun = stage, time.monotonic()
+        begun = time.monotonic()
+        self.stage, self.start, self.part = stage, None, (0, 1)
+        print(stage, flush=True)  # into the job's log
         self.tell(force=True)
         try:
             yield
         finally:
-            spent = self.seconds.get(stage, 0.0) + time.monotonic() - self.begun
-            self.seconds[stage] = round(spent, 1)
+            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - begun, 1)
             replace_file(self.clock, json.dumps(self.seconds).encode())
 
     def tell(self, done: float = 0.0, force: bool = False, **more: Any) -> None:
         """How much of the stage is done, between 0 and 1; at most once a second."""
         now = time.monotonic()
-        if force or now - self.told >= 1:
-            self.told, spent = now, now - self.begun
-            report = {"pid": os.getpid(), "stage": self.stage, "done": done, "spent": spent, **more}
-            temporary = self.path.with_suffix(".new")
-            temporary.write_text(json.dumps(report))  # not worth an fsync
-            os.replace(temporary, self.path)
+        if not force and now - self.told < 1:
+            return
+        self.told = now
+        if self.start is None and done > 0:
+            self.start = now, done
+        since, before = self.start or (now, done)
+        rate = (done - before) / (now - since) if now - since > 5 else None
+        temporary = self.path.with_suffix(".new")
+        temporary.write_text(
+            json.dumps({"pid": os.getpid(), "stage": self.stage, "done": done, "rate": rate, **more})
+        )  # not worth an fsync
+        os.replace(temporary, self.path)
 
     def step(self, row: dict[str, Any]) -> None:
         if "step" in row:
-            self.tell(row["step"] / row["steps"], step=row["step"], steps=row["steps"], loss=row["loss"])
+            self.tell(row["step"] / row["steps"], step=row["step"], steps=row["steps"], loss=_finite(row["loss"]))
 
     def event(self, event: dict[str, Any]) -> None:
         if "done" in event:
-            self.tell(event["done"] / event["total"])
+            number, count = self.part
+            self.tell((number + event["done"] / event["total"]) / count)
 
 
 def perform(job: Job, places: Places, corpus: str, machine: Machine) -> None:
@@ -98,13 +113,16 @@ def perform(job: Job, places: Places, corpus: str, machine: Machine) -> None:
         if run.read(run.status)["state"] == "diverged":
             _finish(job, places, run, text, [], None)
             return
+        found = []
         with progress.at("evaluate"):
-            found = [_evaluate(asked, work, device, dtype, progress) for asked in job.evaluations]
+            for number, asked in enumerate(job.evaluations):
+                progress.part = (number, len(job.evaluations))
+                found.append(_evaluate(asked, work, device, dtype, progress))
         measured = None
         if job.measurement is not None:
             with progress.at("measure"):
-                asked = MeasureQuestion(**job.measurement)
-                (measured,) = measure_all([str(work)], asked, device, dtype, progress.event)
+                wanted = MeasureQuestion(**job.measurement)
+                (measured,) = measure_all([str(work)], wanted, device, dtype, progress.event)
         _finish(job, places, run, text, found, measured)
 
 
@@ -147,21 +165,22 @@ def _finish(
     folder, addresses = places.result(job), job.addresses
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(places.timings(job), folder / "timings.json")
-    kept = {"result.json", "timings.json"}
+    files = []
     for asked, one, address in zip(job.evaluations, found, addresses["evaluations"], strict=bool(found)):
         about = {key: value for key, value in one.about.items() if key != "seconds"}
         about |= {"model": _model(about["model"], job), "asked": asked}
         name = f"evaluation-{address[:8]}"
         dataclasses.replace(one, about=about).save(folder / f"{name}.json")
-        kept |= {f"{name}.json", f"{name}.npz"}
+        files += [f"{name}.json", f"{name}.npz"]
     if measured is not None:
         about = measured.about | {"model": _model(measured.about["model"], job)}
         save_measurement(dataclasses.replace(measured, about=about), folder / "measurement.json")
-        kept |= {"measurement.json", "measurement.npz"}
-    write_json(folder / "result.json", _result(job, run, text, addresses))
-    for path in folder.iterdir():
-        if path.name not in kept:
-            path.unlink()
+        files += ["measurement.json", "measurement.npz"]
+    sizes = {name: (folder / name).stat().st_size for name in files}
+    write_json(folder / "result.json", _result(job, run, text) | {"addresses": addresses, "files": sizes})
+    for path in (*folder.glob("evaluation-*"), *folder.glob("measurement.*"), places.failure(job)):
+        if path.name not in files:  # of an earlier question
+            path.unlink(missing_ok=True)
     for path in (places.progress(job), places.attempts(job)):
         path.unlink(missing_ok=True)
 
@@ -171,23 +190,26 @@ def _model(about: dict[str, Any], job: Job) -> dict[str, Any]:
     return {**{key: value for key, value in about.items() if key != "folder"}, "recipe": dataclasses.asdict(job.recipe)}
 
 
-def _result(job: Job, run: Run, text: str, addresses: dict[str, Any]) -> dict[str, Any]:
+def _result(job: Job, run: Run, text: str) -> dict[str, Any]:
     status, config = run.read(run.status), run.read(run.config)
     checks = [row for row in run.history() if row.get("validation_perplexity") is not None]
     return {
         "kind": KIND,
         "state": "diverged" if status["state"] == "diverged" else "done",
         "reason": status.get("reason", ""),
-        "addresses": addresses,
         **job.to_json(),
         "text": text,
         "data": config["experiment"]["data"],
         "parameters": config["parameters"],
         "unigram_perplexity": config["unigram_perplexity"],
-        "validation": [[row["step"], row["validation_perplexity"]] for row in checks],
+        "validation": [[row["step"], _finite(row["validation_perplexity"])] for row in checks],
         "versions": config["versions"],
         "machine": config["machine"],
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _end_with_parent() -> None:
@@ -197,6 +219,8 @@ def _end_with_parent() -> None:
         while os.read(0, 1):  # not sys.stdin, whose lock a thread may not hold when Python ends
             pass
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE)  # to save
+        os.kill(os.getpid(), signal.SIGKILL)  # it hangs, and would hold its lock for ever
 
     threading.Thread(target=wait, daemon=True).start()
 

@@ -1,7 +1,8 @@
 """A study's report: one page, from its results folder alone, also while the study is running."""
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from fieldlens.lens import flat
 from fieldlens.measure import Measurement, read_measurement
 from fieldlens.results import read_json
 from fieldlens.sheet import Sheet
+from fieldlens.study.view import called
 
 HOLDS = ("holds", "improves")
 CARDS = 8
@@ -61,8 +63,7 @@ def read_result(folder: Path) -> Result:
         files = [folder / f"evaluation-{address[:8]}.json" for address in about["addresses"]["evaluations"]]
         measured = folder / "measurement.json"
         if about["state"] == "diverged":
-            lost = _diverged(about)
-            return Result(folder.name, about, [lost] * len(files), None)
+            return Result(folder.name, about, [_diverged(about, asked) for asked in about["evaluations"]], None)
         return Result(
             folder.name,
             about,
@@ -73,52 +74,103 @@ def read_result(folder: Path) -> Result:
         raise BadInput(f"{folder} is not a whole result ({type(error).__name__}: {error})") from None
 
 
-def _diverged(about: dict[str, Any]) -> Evaluation:
+def _diverged(about: dict[str, Any], asked: dict[str, Any]) -> Evaluation:
+    """In place of an evaluation of a run that diverged."""
+    recipe = about["recipe"]
     model = {
-        "name": about["recipe"]["scheme"], "scheme": about["recipe"]["scheme"], "recipe": about["recipe"],
-        "data": about["data"], "train_length": None,
+        "name": recipe["scheme"], "scheme": recipe["scheme"], "recipe": recipe, "data": about["data"],
+        "train_length": None,
     }  # fmt: skip
-    return Evaluation({"state": "diverged", "model": model, "window": None}, {}, [])
+    return Evaluation({"state": "diverged", "model": model, "window": asked.get("window"), "asked": asked}, {}, [])
 
 
 def read_results(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     """What a results folder says of its study, and the results that are there and whole, in the study's order."""
     study, found = read_json(folder / "study.json"), []
+    if study.get("kind") != "fieldlens study":
+        raise BadInput(f"{folder} is no results folder of a study: its study.json is not ours")
     for job in study["jobs"]:
         with suppress(BadInput):
             found.append(read_result(folder / job["name"]))
     return study, found
 
 
-def comparisons(results: Sequence[Result]) -> dict[tuple[str, str], Comparison]:
-    """The evaluations that can be compared: those of one corpus and one question, by both."""
-    found: dict[tuple[str, str], list[Evaluation]] = {}
+@dataclass(frozen=True)
+class Question:
+    """What evaluations must have in common to be compared, in words."""
+
+    corpus: str
+    words: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.corpus}: {self.words}"
+
+
+def comparisons(results: Sequence[Result]) -> dict[Question, Comparison]:
+    """The evaluations that can be compared: those of one corpus and one question."""
+    found: dict[str, list[tuple[Result, Evaluation]]] = {}
     for result in results:
-        asked = [_asked(one) for one in result.about["evaluations"]]
-        for question, one in zip(asked, result.evaluations, strict=True):
-            found.setdefault((result.recipe["corpus"], question), []).append(one)
-    return {key: compare(some) for key, some in found.items() if any(one.losses for one in some)}
+        for asked, one in zip(result.about["evaluations"], result.evaluations, strict=True):
+            found.setdefault(repr((result.recipe["corpus"], sorted(asked.items()))), []).append((result, one))
+    questions: dict[Question, Comparison] = {}
+    for pairs in found.values():
+        for alike in _alike([one for _, one in pairs]):
+            if any(one.losses for one in alike):
+                first = next(result for result, one in pairs if one is alike[0])
+                words = _words(next(one.about["asked"] for one in alike if one.losses))
+                questions[_unused(Question(first.recipe["corpus"], words), questions)] = compare(alike)
+    return questions
 
 
-def _asked(one: dict[str, Any]) -> str:
-    words = [one.get("protocol", "last-token")]
-    words += [f"{key} {one[key]}" for key in ("k", "stride", "window") if one.get(key) is not None]
-    longest, count = max(one["lengths"]), one.get("segments", 1000)
-    return ", ".join([*words, f"up to {longest:,} tokens", f"{count:,} targets"])
+def _alike(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
+    """Those with the same targets and tokens together; runs that diverged go with the first."""
+    keys = ("protocol", "segments", "target_seed", "data", "align", "tokenizer", "bos")
+    groups: dict[str, list[Evaluation]] = {}
+    lost = []
+    for one in evaluations:
+        if not one.losses:
+            lost.append(one)
+            continue
+        about = [one.about.get(key) for key in keys] + [one.about["model"].get("dtype"), max(one.losses)]
+        groups.setdefault(repr(about), []).append(one)
+    found = list(groups.values())
+    if found:
+        first = {id(one) for one in (*lost, *found[0])}
+        found[0] = [one for one in evaluations if id(one) in first]
+    return found
+
+
+def _words(asked: dict[str, Any]) -> str:
+    words = [asked.get("protocol", "last-token")]
+    words += [f"{key} {asked[key]}" for key in ("k", "stride", "window", "target_seed") if asked.get(key) is not None]
+    words += [f"{asked['split']} split"] if asked.get("split", "test") != "test" else []
+    longest, count = max(asked["lengths"]), asked.get("segments", 1000)
+    return ", ".join([*words, f"up to {longest:,} tokens", f"{count:,} targets"]).replace("_", " ")
+
+
+def _unused(question: Question, taken: Collection[Question]) -> Question:
+    """The same words again get a number."""
+    numbers = itertools.count(2)
+    found = question
+    while found in taken:
+        found = dataclasses.replace(question, words=f"{question.words} ({next(numbers)})")
+    return found
 
 
 def summary(results: Sequence[Result]) -> list[Sheet]:
     """The tables of a study: perplexities by length, then verdict and coverage of every run."""
     sheets = []
-    for (corpus, asked), one in comparisons(results).items():
-        sheets.append(dataclasses.replace(one.sheet(), title=f"{one.quantity} on {corpus}: {asked}"))
-    rows = [_row(result) for result in results]
-    return [*sheets, Sheet(["model", "L_tr", "corpus", "seed", "verdict", "coverage", "99% within"], rows, "verdicts")]
+    for question, one in comparisons(results).items():
+        sheets.append(dataclasses.replace(one.sheet(), title=f"{one.quantity} on {question.title}"))
+    names = called([result.recipe for result in results])
+    rows = [_row(result, name) for result, name in zip(results, names, strict=True)]
+    return [*sheets, Sheet(["model", "corpus", "seed", "verdict", "coverage", "99% within"], rows, "verdicts")]
 
 
-def _row(result: Result) -> list[str]:
+def _row(result: Result, name: str) -> list[str]:
     recipe = result.recipe
-    start = [recipe["scheme"], str(recipe["length"]), recipe["corpus"], str(recipe["seed"])]
+    start = [name, recipe["corpus"], str(recipe["seed"])]
     if result.diverged:
         return [*start, "diverged", "–", "–"]
     return [*start, _verdict(result) or "–", *_field(result)]
@@ -147,8 +199,9 @@ def page(folder: Path) -> str:
     """The report."""
     study, results = read_results(folder)
     there = {result.name for result in results}
-    failed = sorted(path.parent.name for path in folder.glob("*/failed.json") if path.parent.name not in there)
-    missing = [job["name"] for job in study["jobs"] if job["name"] not in there and job["name"] not in failed]
+    names = [job["name"] for job in study["jobs"] if job["name"] not in there]
+    failed = [name for name in names if (folder / name / "failed.json").exists()]
+    missing = [name for name in names if name not in failed]
     where = f"{len(results)} of {len(study['jobs'])} runs"
     versions = results[0].about["versions"]["fieldlens"] if results else ""
     footer = {"made with": f"fieldlens {versions}".strip()}
@@ -168,8 +221,8 @@ def blocks(results: Sequence[Result], failed: Sequence[str] = (), missing: Seque
     found = comparisons(results)
     if len(found) == 1 and len(next(iter(found.values())).groups) <= CARDS:
         said += _headline(next(iter(found.values())))
-    for (corpus, asked), one in found.items():
-        said += _perplexity(corpus, asked, one)
+    for question, one in found.items():
+        said += _perplexity(question, one)
     said += _verdicts(results)
     said += _fields(results)
     said += [report.heading("How to read this"), report.text(*MEANING), report.heading("How this was made")]
@@ -197,7 +250,7 @@ def _headline(one: Comparison) -> list[report.Block]:
     return [report.cards(*cards)]
 
 
-def _perplexity(corpus: str, asked: str, one: Comparison) -> list[report.Block]:
+def _perplexity(question: Question, one: Comparison) -> list[report.Block]:
     lines = one.lines()
     colours = draw.tints([line.spec for line in lines])
     several = {group.name for group in one.groups if len(group.alive()) > 1}  # one seed has no spread to show
@@ -219,8 +272,8 @@ def _perplexity(corpus: str, asked: str, one: Comparison) -> list[report.Block]:
     copies = {"Markdown": sheet.markdown(), "LaTeX": sheet.latex()}
     tests = [report.table(test.columns, test.rows, test.title) for test in one.tests()]
     blocks = [
-        report.heading(f"Perplexity on {corpus}"),
-        report.text(asked.capitalize() + "."),
+        report.heading(f"Perplexity on {question.corpus}"),
+        report.text(question.words.capitalize() + "."),
         chart,
         report.table(sheet.columns, sheet.rows, "", sheet.notes, copies),
     ]
@@ -245,13 +298,13 @@ def _verdicts(results: Sequence[Result]) -> list[report.Block]:
 
 
 def prediction(results: Sequence[Result]) -> dict[tuple[bool, bool], int]:
-    """How many runs are (covered, extrapolate)."""
+    """How many runs are (covered, extrapolate); those whose field is not bounded predict nothing and are left out."""
     counts = {(a, b): 0 for a in (True, False) for b in (True, False)}
     for result in results:
         verdict = _verdict(result)
-        share = coverage(result.measurement.field)["share"] if result.measurement else None
-        if verdict is not None and share is not None:
-            counts[share > COVERED, verdict.split()[0] in HOLDS] += 1
+        predicts = coverage(result.measurement.field)["predicts"] if result.measurement else None
+        if verdict is not None and predicts is not None:
+            counts[predicts == "extrapolates", verdict.split()[0] in HOLDS] += 1
     return counts
 
 
@@ -266,8 +319,7 @@ def _fields(results: Sequence[Result]) -> list[report.Block]:
         ]
         if not found:
             continue
-        several = len({result.recipe["length"] for result, _ in found}) > 1
-        names = [_called(result.recipe, several) for result, _ in found]
+        names = called([result.recipe for result, _ in found])
         specs = {name: result.recipe["scheme"] for name, (result, _) in zip(names, found, strict=True)}
         colours = dict(zip(specs, draw.tints(list(specs.values())), strict=True))
         series = [_curve(name, one, colours[name][0]) for name, (_, one) in zip(names, found, strict=True)]
@@ -285,11 +337,6 @@ def _fields(results: Sequence[Result]) -> list[report.Block]:
         )
         blocks += [report.heading(f"Receptive fields on {corpus}"), chart]
     return blocks
-
-
-def _called(recipe: dict[str, Any], several: bool) -> str:
-    """A run's name in a legend; with its training length where there are several."""
-    return f"{recipe['scheme']} (L_tr {recipe['length']})" if several else str(recipe["scheme"])
 
 
 def _curve(name: str, one: Measurement, colour: str) -> report.Series:

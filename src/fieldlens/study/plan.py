@@ -6,6 +6,7 @@ from what decides its numbers, so that another protocol version does not train a
 
 import dataclasses
 import itertools
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +29,26 @@ from fieldlens.trainer import shape
 VERSION = 1
 """Of what a study's addresses mean."""
 
-EVALUATE = {"lengths", "segments", "protocol", "window", "k", "stride", "target_seed", "split", "models"}
-MEASURE = {"length", "segments", "target", "average", "window", "target_seed", "split", "models"}
-KEYS = {"title", "preset", "models", "corpora", "seeds", "recipe", "evaluate", "measure", "data"}
+EVALUATE = {
+    "lengths": list, "segments": int, "protocol": str, "window": int, "k": int, "stride": int, "target_seed": int,
+    "split": str, "models": list,
+}  # fmt: skip
+MEASURE = {
+    "length": int, "segments": int, "target": str, "average": str, "window": int, "target_seed": int, "split": str,
+    "models": list,
+}  # fmt: skip
+KEYS = {
+    "title": str, "preset": str, "models": list, "corpora": list, "seeds": list, "recipe": dict,
+    "evaluate": (dict, list), "measure": (dict, list), "data": dict,
+}  # fmt: skip
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
 BY_STUDY = {"scheme", "corpus", "seed"}
 """Fields of a recipe that have keys of their own."""
 
@@ -113,16 +131,19 @@ class Study:
             )
         return dataclasses.replace(self, jobs=jobs)
 
-    def check_corpora(self, corpora: Path | None) -> None:
-        """Every corpus must be there."""
-        for corpus in dict.fromkeys(job.recipe.corpus for job in self.jobs):
-            place = self.place(corpus, corpora)
-            if place == corpus and corpus not in BUILT_IN:
+    def has(self, corpus: str, corpora: Path | None) -> bool:
+        """Whether a corpus can be read here."""
+        return corpus in BUILT_IN or self.place(corpus, corpora) != corpus
+
+    def check_corpora(self, corpora: Path | None, jobs: Sequence[Job]) -> None:
+        """Every corpus of these jobs must be there."""
+        for corpus in dict.fromkeys(job.recipe.corpus for job in jobs):
+            if not self.has(corpus, corpora):
                 raise BadInput(
                     f"study '{self.name}': corpus '{corpus}' is not built in ({', '.join(BUILT_IN)}) and lies neither "
                     f"beside the study file nor in --corpora {corpora or 'FOLDER'}"
                 )
-            open_corpus(place)
+            open_corpus(self.place(corpus, corpora))
 
 
 def built_in() -> dict[str, str]:
@@ -159,46 +180,66 @@ def read_study(given: str) -> Study:
 
 
 def _study(content: dict[str, Any], name: str, folder: Path) -> Study:
-    _known("key", content, KEYS)
+    _check_keys("key", content, KEYS)
     preset = content.get("preset", "glance")
     if preset not in PRESETS:
-        raise unknown("preset", str(preset), PRESETS)
-    changes = _changes(_table(content, "recipe"))
-    models = [_model(one) for one in _filled(content, "models")]
-    corpora = [_corpus_name(one) for one in content.get("corpora", ["stdlib"])]
-    seeds = content.get("seeds", [PRESETS[preset].seed])
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
-        raise BadInput(f"seeds are {seeds!r}: a list of whole numbers is needed")
+        raise unknown("preset", preset, PRESETS)
+    changes = _changes(content.get("recipe", {}))
+    models = [_model(one) for one in _filled(content, "models", [])]
+    corpora = [_corpus_name(one) for one in _filled(content, "corpora", ["stdlib"])]
+    seeds = _filled(content, "seeds", [PRESETS[preset].seed])
+    if not all(type(seed) is int and 0 <= seed < 2**63 for seed in seeds):
+        raise BadInput(f"seeds are {seeds!r}: whole numbers from 0 are needed")
     evaluations = [_asked(one, "evaluate", EVALUATE) for one in _tables(content, "evaluate")]
     measurements = [_asked(one, "measure", MEASURE) for one in _tables(content, "measure")]
+    _check_names(models, corpora, seeds, [*evaluations, *measurements])
+    jobs: dict[str, Job] = {}
+    for model, corpus, seed in itertools.product(models, corpora, seeds):
+        if corpus in model.get("corpora", corpora) and seed in model.get("seeds", seeds):
+            fields = {key: value for key, value in model.items() if key not in ("corpora", "seeds")}
+            recipe = _recipe(preset, {**changes, **fields, "corpus": corpus, "seed": seed})
+            job = _job(recipe, evaluations, measurements)
+            jobs[job.training_address] = job
+    if not jobs:
+        raise BadInput("there is no run in it: the models name no corpus and seed")
+    ordered = sorted(jobs.values(), key=lambda job: (seeds.index(job.recipe.seed), corpora.index(job.recipe.corpus)))
+    pins = content.get("data", {})
+    _check_keys("corpus", pins, dict.fromkeys(corpora, str))
+    return Study(name, content.get("title", name), tuple(ordered), tuple(ordered), folder, pins)
+
+
+def _check_names(
+    models: Sequence[dict[str, Any]], corpora: Sequence[str], seeds: Sequence[int], questions: Sequence[dict[str, Any]]
+) -> None:
+    """What a table names must be in the study."""
     schemes = {fields["scheme"] for fields in models}
     for fields in models:
         for key, all_of_them in (("corpora", corpora), ("seeds", seeds)):
             for one in fields.get(key, []):
                 if one not in all_of_them:
                     raise BadInput(f"{fields['scheme']} names {one!r}, which is not among the study's {key}")
-    for asked in (*evaluations, *measurements):
+    for asked in questions:
         for spec in asked.get("models", []):
             if spec not in schemes:
                 raise unknown("model", spec, schemes)
-    jobs = {}
-    for model, corpus, seed in itertools.product(models, corpora, seeds):
-        if corpus not in model.get("corpora", corpora) or seed not in model.get("seeds", seeds):
-            continue
-        fields = {key: value for key, value in model.items() if key not in ("corpora", "seeds")}
-        recipe = _recipe(preset, {**changes, **fields, "corpus": corpus, "seed": seed})
-        wanted = [_for(asked, fields["scheme"]) for asked in measurements]
-        chosen = [one for one in wanted if one is not None]
-        if len(chosen) > 1:
-            raise BadInput(f"{fields['scheme']} is to be measured {len(chosen)} times: once is all there is")
-        some = [_for(asked, fields["scheme"]) for asked in evaluations]
-        job = Job(recipe, tuple(one for one in some if one is not None), chosen[0] if chosen else None)
-        _check(job)
-        jobs[job.training_address] = job
-    ordered = sorted(jobs.values(), key=lambda job: (seeds.index(job.recipe.seed), corpora.index(job.recipe.corpus)))
-    pins = _table(content, "data")
-    _known("corpus", pins, corpora)
-    return Study(name, str(content.get("title", name)), tuple(ordered), tuple(ordered), folder, pins)
+
+
+def _job(recipe: Recipe, evaluations: Sequence[dict[str, Any]], measurements: Sequence[dict[str, Any]]) -> Job:
+    """One run with what is asked of it; what is impossible is found by making everything that needs no data."""
+    some, chosen = (
+        [one for one in (_for(asked, recipe.scheme) for asked in questions) if one is not None]
+        for questions in (evaluations, measurements)
+    )
+    if len(chosen) > 1:
+        raise BadInput(f"{recipe.scheme} is to be measured {len(chosen)} times: once is all there is")
+    job = Job(recipe, tuple(some), chosen[0] if chosen else None)
+    config = shape(recipe, recipe.bpe)
+    scheme(config.scheme, config.heads, config.width // config.heads)
+    for asked in job.evaluations:
+        job.evaluation_address(asked)
+    if job.measurement is not None:
+        MeasureQuestion(**job.measurement)
+    return job
 
 
 def _model(one: Any) -> dict[str, Any]:
@@ -207,8 +248,7 @@ def _model(one: Any) -> dict[str, Any]:
     if not isinstance(fields, dict) or not isinstance(fields.get("scheme"), str):
         raise BadInput(f"a model is {one!r}: a scheme's spec, or a table with one, is needed")
     own = {key: fields[key] for key in ("corpora", "seeds") if key in fields}
-    if not all(isinstance(some, list) for some in own.values()):
-        raise BadInput(f"{fields['scheme']}: corpora and seeds are lists")
+    _check_keys("key", own, {"corpora": list, "seeds": list})
     rest = {key: value for key, value in fields.items() if key not in ("scheme", *own)}
     return {**_changes(rest), **own, "scheme": _canonical(fields)}
 
@@ -219,28 +259,29 @@ def _canonical(fields: dict[str, Any]) -> str:
 
 
 def _changes(fields: dict[str, Any]) -> dict[str, Any]:
-    _known("recipe field", fields, {field.name for field in dataclasses.fields(Recipe)} - BY_STUDY)
+    kinds = {key: type(value) for key, value in dataclasses.asdict(Recipe(tokenizer="", max_bytes=1)).items()}
+    _check_keys("recipe field", fields, {key: kind for key, kind in kinds.items() if key not in BY_STUDY})
+    if "tokenizer" in fields and not Path(fields["tokenizer"]).is_dir():
+        raise BadInput(f"tokenizer '{fields['tokenizer']}' is no folder")
     return fields
 
 
 def _recipe(preset: str, fields: dict[str, Any]) -> Recipe:
-    for field in dataclasses.fields(Recipe):
-        if field.name in fields and field.name != "tokenizer":
-            wanted = type(getattr(PRESETS["paper"], field.name)) if field.name != "max_bytes" else int
-            given = fields[field.name]
-            if type(given) is not wanted and not (wanted is float and type(given) is int):
-                raise BadInput(f"{field.name} is {given!r}: {wanted.__name__} is needed")
     return dataclasses.replace(PRESETS[preset], **fields)
 
 
 def _corpus_name(one: Any) -> str:
-    if not isinstance(one, str) or not one or one != Path(one).name or one in (".", ".."):
+    if not isinstance(one, str) or not one.isprintable() or one != Path(one).name or one in ("", ".", ".."):
         raise BadInput(f"a corpus is {one!r}: the name of a folder is needed; --corpora says where it lies")
     return one
 
 
-def _asked(one: dict[str, Any], what: str, keys: set[str]) -> dict[str, Any]:
-    _known(f"{what} key", one, keys)
+def _asked(one: dict[str, Any], what: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    _check_keys(f"{what} key", one, kinds)
+    if what == "evaluate":
+        lengths = one.get("lengths")
+        if not isinstance(lengths, list) or not lengths or not all(type(length) is int for length in lengths):
+            raise BadInput(f"evaluate's lengths are {lengths!r}: a list of whole numbers is needed")
     return {**one, "models": [_canonical({"scheme": str(spec)}) for spec in one["models"]]} if "models" in one else one
 
 
@@ -251,39 +292,16 @@ def _for(asked: dict[str, Any], spec: str) -> dict[str, Any] | None:
     return {key: value for key, value in asked.items() if key != "models"}
 
 
-def _check(job: Job) -> None:
-    """Make everything that needs no data, so that what is impossible is found at once."""
-    config = shape(job.recipe, job.recipe.bpe)
-    scheme(config.scheme, config.heads, config.width // config.heads)
-    try:
-        for asked in job.evaluations:
-            lengths = asked.get("lengths")
-            if not isinstance(lengths, list) or not all(type(length) is int for length in lengths):
-                raise BadInput(f"evaluate's lengths are {lengths!r}: a list of whole numbers is needed")
-            job.evaluation_address(asked)
-        if job.measurement is not None:
-            MeasureQuestion(**job.measurement)
-    except TypeError as error:
-        raise BadInput(f"{error}") from None
-
-
 def question(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of evaluate's question, with the protocol's options apart."""
     fields = {key: value for key, value in asked.items() if key not in ("k", "stride")}
     return {**fields, "lengths": tuple(asked["lengths"]), "options": {key: asked.get(key) for key in ("k", "stride")}}
 
 
-def _filled(content: dict[str, Any], key: str) -> list[Any]:
-    found = content.get(key)
-    if not isinstance(found, list) or not found:
-        raise BadInput(f"{key} is {found!r}: a list that is not empty is needed")
-    return found
-
-
-def _table(content: dict[str, Any], key: str) -> dict[str, Any]:
-    found = content.get(key, {})
-    if not isinstance(found, dict):
-        raise BadInput(f"{key} is {found!r}: a table is needed")
+def _filled(content: dict[str, Any], key: str, usual: list[Any]) -> list[Any]:
+    found = content.get(key, usual)
+    if not found:
+        raise BadInput(f"{key} is {content.get(key)!r}: a list that is not empty is needed")
     return found
 
 
@@ -296,10 +314,15 @@ def _tables(content: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return found
 
 
-def _known(kind: str, given: Mapping[str, Any], allowed: Sequence[str] | set[str]) -> None:
-    for key in given:
-        if key not in allowed:
-            raise unknown(kind, key, allowed)
+def _check_keys(kind: str, given: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Keys that are known, with values of their kind."""
+    for key, value in given.items():
+        if key not in kinds:
+            raise unknown(kind, key, kinds)
+        wanted = kinds[key] if isinstance(kinds[key], tuple) else (kinds[key],)
+        whole = type(value) is int and float in wanted
+        if (type(value) not in wanted and not whole) or (type(value) is float and not math.isfinite(value)):
+            raise BadInput(f"{key} is {value!r}: {' or '.join(WORDS[one] for one in wanted)} is needed")
 
 
 def _address(content: dict[str, Any]) -> str:

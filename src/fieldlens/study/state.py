@@ -5,6 +5,7 @@ running: a process works on it now. partial: it was begun. failed: it failed too
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,29 +62,43 @@ def result_of(job: Job, places: Places) -> dict[str, Any] | None:
         return None
 
 
-def state_of(job: Job, places: Places, pins: dict[str, str] | None = None, locks: bool = True) -> State:
-    """How far a job has come; `locks` says whether to look who works on it."""
+def state_of(job: Job, places: Places, texts: Mapping[str, str] | None = None, locks: bool = True) -> State:
+    """How far a job has come, if each corpus must have this text; `locks` says whether to look who works on it."""
     if locks and is_locked(places.lock(job)):
         return "running"
     found = result_of(job, places)
-    if found is not None:
-        wanted = (pins or {}).get(job.recipe.corpus)
-        same = found.get("state") == "diverged" or found.get("addresses") == job.addresses
-        return "done" if same and (wanted is None or found.get("text") == wanted) and _whole(job, places) else "stale"
-    if places.failure(job).exists():
+    if found is not None and _is_done(job, found, places.result(job), (texts or {}).get(job.recipe.corpus)):
+        return "done"
+    if _failed(job, places):
         return "failed"
+    if found is not None:
+        return "stale"
     return "partial" if (places.work(job) / "config.json").exists() else "missing"
 
 
-def _whole(job: Job, places: Places) -> bool:
-    """Whether the files that a result speaks of are there."""
-    found = result_of(job, places) or {}
+def _is_done(job: Job, found: dict[str, Any], folder: Path, text: str | None) -> bool:
+    """Whether a result is what is asked for, from this text, and its files are as it says."""
+    if text is not None and found.get("text") != text:
+        return False
     if found.get("state") == "diverged":
-        return True
-    folder = places.result(job)
-    names = [f"evaluation-{address[:8]}" for address in found["addresses"]["evaluations"]]
-    names += ["measurement"] if found["addresses"]["measurement"] else []
-    return all((folder / f"{name}{ending}").is_file() for name in names for ending in (".json", ".npz"))
+        return _of(found, "training") == job.training_address
+    files = found.get("files")
+    if found.get("addresses") != job.addresses or not isinstance(files, dict):
+        return False
+    return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in files.items())
+
+
+def _of(found: dict[str, Any], key: str) -> Any:
+    addresses = found.get("addresses")
+    return addresses.get(key) if isinstance(addresses, dict) else None
+
+
+def _failed(job: Job, places: Places) -> bool:
+    """Whether just this failed; another question has not."""
+    try:
+        return read_json(places.failure(job)).get("addresses") == job.addresses
+    except BadInput:
+        return False
 
 
 def progress_of(job: Job, places: Places) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What a person sees of a study while it runs: every job with its state, progress, loss and time left."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fieldlens.effort import spoken
@@ -9,12 +11,29 @@ from fieldlens.study.plan import Study
 from fieldlens.study.state import Places, progress_of, result_of, state_of
 
 UNFINISHED = ("missing", "partial", "running", "stale")
+EVIDENT = ("corpus", "seed", "batch", "tokenizer")
+"""Fields that have columns of their own, or follow others."""
+
+FIRST = ("running", "failed", "partial", "stale", "diverged", "done", "missing")
+"""What is shown first where there is no room for all."""
+
+
+def called(recipes: Sequence[dict[str, Any]]) -> list[str]:
+    """Runs by their schemes; with what tells them apart where a scheme has several recipes."""
+    found = []
+    for recipe in recipes:
+        alike = [other for other in recipes if other["scheme"] == recipe["scheme"]]
+        keys = [key for key in recipe if key not in EVIDENT and any(other[key] != recipe[key] for other in alike)]
+        details = ", ".join(f"{'L_tr' if key == 'length' else key.replace('_', ' ')} {recipe[key]}" for key in keys)
+        found.append(f"{recipe['scheme']} ({details})" if details else str(recipe["scheme"]))
+    return found
 
 
 def overview(study: Study, places: Places, forecast: Forecast) -> list[dict[str, Any]]:
     """One row per job, from files alone."""
     rows = []
-    for job in study.jobs:
+    names = called([asdict(job.recipe) for job in study.jobs])
+    for job, name in zip(study.jobs, names, strict=True):
         state = state_of(job, places, study.pins)
         said = progress_of(job, places) if state in ("running", "partial") else {}
         result = result_of(job, places) or {}
@@ -22,6 +41,7 @@ def overview(study: Study, places: Places, forecast: Forecast) -> list[dict[str,
         rows.append(
             {
                 "name": job.name,
+                "model": name,
                 "scheme": job.recipe.scheme,
                 "corpus": job.recipe.corpus,
                 "seed": job.recipe.seed,
@@ -30,7 +50,7 @@ def overview(study: Study, places: Places, forecast: Forecast) -> list[dict[str,
                 "done": 1.0 if state == "done" else forecast.done(job, said),
                 "loss": said.get("loss"),
                 "validation_perplexity": checks[-1][1] if checks else None,
-                "seconds_left": forecast.left(job, said) if state in UNFINISHED else 0.0,
+                "seconds_left": forecast.left(job, said, state == "stale") if state in UNFINISHED else 0.0,
             }
         )
     return rows
@@ -42,14 +62,18 @@ def time_left(rows: list[dict[str, Any]], workers: int) -> float:
     return max([sum(each) / max(1, workers), *each], default=0.0)
 
 
-def table(study: Study, rows: list[dict[str, Any]], workers: int) -> Sheet:
-    """The overview as a table."""
+def table(study: Study, rows: list[dict[str, Any]], workers: int, room: int | None = None) -> Sheet:
+    """The overview as a table, of so many lines at most."""
+    title, left_out = headline(study, rows, workers), 0
+    if room is not None and len(rows) > room:
+        left_out = len(rows) - room
+        rows = sorted(rows, key=lambda row: FIRST.index(row["state"]))[:room]
     several = len({row["corpus"] for row in rows}) > 1
     seeds = len({row["seed"] for row in rows}) > 1
     columns = ["model", *(["corpus"] if several else []), *(["seed"] if seeds else [])]
     cells = [
         [
-            row["scheme"],
+            row["model"],
             *([row["corpus"]] if several else []),
             *([str(row["seed"])] if seeds else []),
             row["state"],
@@ -59,7 +83,9 @@ def table(study: Study, rows: list[dict[str, Any]], workers: int) -> Sheet:
         ]
         for row in rows
     ]
-    return Sheet([*columns, "state", "progress", "loss", "left"], cells, headline(study, rows, workers))
+    if left_out:
+        cells.append([f"and {left_out} more", *[""] * (len(columns) + 3)])
+    return Sheet([*columns, "state", "progress", "loss", "left"], cells, title)
 
 
 def headline(study: Study, rows: list[dict[str, Any]], workers: int) -> str:
