@@ -66,8 +66,8 @@ BUGS = [
     ("top-p one token short", "sampling.py", "chances_BV.cumsum(-1) - chances_BV >=", "chances_BV.cumsum(-1) >="),
     ("seed forgotten", "sampling.py", "manual_seed(sampling.seed)", "manual_seed(0)"),
     ("half characters shown", "stream.py", "certain = len(text) - self._open(text)", "certain = len(text)"),
-    ("no band beside the sliding cache", "foreign.py", 'band(window if mode == "sliding" else None)', "band(None)"),
-    ("rows that stand apart taken for one", "layout.py", "k_positions - apart_B1", "k_positions"),
+    ("no band beside the sliding cache", "foreign.py", "        with band(window):", "        with band(None):"),
+    ("rows with other distances", "layout.py", "k_positions - apart_B1", "k_positions - k_positions[:, :1]"),
 ]  # fmt: skip
 
 

@@ -129,6 +129,10 @@ PLACES = {
         torch.stack([torch.arange(S - T, S), torch.arange(S - T, S) + 31, torch.arange(S - T, S) + 500]),
         torch.stack([torch.arange(S), torch.arange(S) + 31, torch.arange(S) + 500]),
     ),
+    "rows with distances of their own": (
+        torch.stack([torch.arange(S - T, S), torch.arange(S - T, S) + 31]),
+        torch.stack([torch.arange(S), torch.arange(S) + 21]),
+    ),
     "one query": (
         torch.tensor([[S - 1], [S + 30], [-1]]),
         torch.stack([torch.arange(S), torch.arange(S) + 31, torch.full((S,), -1)]),

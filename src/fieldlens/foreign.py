@@ -57,19 +57,22 @@ def write(
     ids_BT: Tensor,
     mask_BT: Tensor,
     tokens: int,
-    mode: str,
     window: int | None,
+    anew: bool,
     sampling: Sampling,
     end: int | None,
     watch: Watch,
 ) -> int | None:
-    """Continue each row by up to so many tokens; the bytes of the cache at the end, if they can be counted."""
+    """Continue each row by up to so many tokens, through a cache or reading the last ones anew for each.
+
+    Returns the bytes of the cache at the end, if they can be counted.
+    """
     with _in_one_line(subject.name), _seeded(sampling.seed, subject.device), _own_settings(subject.model):
-        if mode == "re-encode":
+        if anew:
             assert window is not None
             return _write_anew(subject, ids_BT, mask_BT, tokens, window, sampling, end, watch)
-        cache = None if mode == "full" else sliding_cache(subject, window or 1)
-        with band(window if mode == "sliding" else None):
+        cache = None if window is None else sliding_cache(subject, window)  # without a window: their own choice
+        with band(window):
             kept = {"past_key_values": cache, "use_cache": True}  # some configurations say no, and then read all anew
             made = _generate(subject, ids_BT, mask_BT, tokens, sampling, end, watch, **kept)
     return _bytes(made.past_key_values)

@@ -206,8 +206,8 @@ class _Writing:
         if isinstance(self.one, Theirs):
             mask_BT = (positions >= 0).long().expand(len(ids_BT), -1)
             size = foreign.write(
-                self.one, ids_BT, mask_BT, self.tokens, self.plan.mode, self.plan.window, self.sampling, self.end,
-                self.note,
+                self.one, ids_BT, mask_BT, self.tokens, self.plan.window, self.plan.mode == "re-encode", self.sampling,
+                self.end, self.note,
             )  # fmt: skip
         else:
             assert isinstance(self.one, Ours)
