@@ -5,9 +5,12 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
+from hypothesis import settings
 
 from fieldlens.schemes import options, registry
 
+settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
+settings.load_profile("unhurried")
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores
 
 

