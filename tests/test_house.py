@@ -55,6 +55,7 @@ ORDER = [
     "report",
     "lens",
     "study",
+    "paper",
     "cli",
     "__main__",
 ]

@@ -12,6 +12,7 @@ from fieldlens.cli.compare import compare
 from fieldlens.cli.corpus import corpus
 from fieldlens.cli.evaluate import evaluate
 from fieldlens.cli.measure import measure
+from fieldlens.cli.paper import paper
 from fieldlens.cli.runs import runs
 from fieldlens.cli.schemes import schemes
 from fieldlens.cli.study import study
@@ -33,7 +34,7 @@ app = App(
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
 )
-for verb in (schemes, corpus, train, runs, evaluate, compare, measure, study):
+for verb in (schemes, corpus, train, runs, evaluate, compare, measure, study, paper):
     app.command(verb)
 
 
