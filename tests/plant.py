@@ -51,6 +51,12 @@ BUGS = [
     ("last query taken from the wrong end", "lastquery.py", "(0, 0, queries - 1, 0)", "(0, 0, 0, queries - 1)"),
     ("round-off taken for a field", "influence.py", "effect_B > grain_B", "effect_B > 0"),
     ("layers left in training mode", "influence.py", "stack.callback(vars(layer).update,", "dict("),
+    ("shift not scaled", "paper/scale.py", "- math.log2(factor)", "- 0.0"),
+    ("stale results drawn", "paper/shelf.py", 'self.states[job.name] != "done"', 'self.states[job.name] == "missing"'),
+    ("drawn once, fresh for ever", "paper/artifact.py", "drawn != _source(artifact, shelf)", "not drawn"),
+    ("one corpus outvotes another", "paper/claims/__init__.py", "if all(found) else", "if any(found) else"),
+    ("an explosion nobody minds", "paper/evidence.py", "trained) >= EXPLOSION", "trained) >= 1e9"),
+    ("parity of the filling too", "paper/parity.py", "(ids_BT * is_bit_BT).sum(1)", "ids_BT.sum(1)"),
     ("coverage of all tokens", "receptive.py", "self.shares()[-tokens:]", "self.shares()"),
 ]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """fieldlens paper: every table, figure and claim of the paper, from the results that are there."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,6 +100,9 @@ def _run(
             which, out=shelf.folder, runs=runs, corpora=corpora, only=tuple(names), workers=workers, nice=nice,
             machine=machine,
         )  # fmt: skip
+    machine.start()
+    for one in chosen:
+        one.run(shelf, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _list(shelf: "Shelf", out: Path, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -66,8 +66,24 @@ class Artifact(ABC):
             _REGISTRY[cls.name] = cls
 
     def jobs(self, shelf: Shelf) -> list[Job]:
-        """The runs it needs."""
+        """The runs of the study that it needs."""
         return []
+
+    def parts(self, shelf: Shelf) -> dict[str, str]:
+        """All that it needs, by name: done, stale or missing."""
+        return {job.name: shelf.states[job.name] for job in self.jobs(shelf)}
+
+    def cut(self, shelf: Shelf) -> str:
+        """What is not there."""
+        return cut(self.jobs(shelf), shelf)
+
+    def files(self, shelf: Shelf) -> list[Path]:
+        """The files that it is drawn from."""
+        done = [job.name for job in self.jobs(shelf) if shelf.states[job.name] == "done"]
+        return [path for name in done for path in sorted((shelf.folder / name).iterdir())]
+
+    def run(self, shelf: Shelf, tell: Callable[[str], None]) -> None:  # noqa: B027
+        """Make what it needs and the study does not."""
 
     @abstractmethod
     def draw(self, shelf: Shelf) -> Drawn:
@@ -92,8 +108,7 @@ def find(name: str) -> Artifact:
 
 def state(artifact: Artifact, shelf: Shelf, out: Path) -> dict[str, Any]:
     """How it stands: its state, and what was cut."""
-    jobs = artifact.jobs(shelf)
-    states = [shelf.states[job.name] for job in jobs]
+    states = list(artifact.parts(shelf).values())
     counts = {what: states.count(what) for what in ("done", "stale", "missing")}
     drawn = _drawn(artifact, out)
     moved = drawn is not None and drawn != _source(artifact, shelf)
@@ -104,16 +119,16 @@ def state(artifact: Artifact, shelf: Shelf, out: Path) -> dict[str, Any]:
         found = "partial" if counts["done"] else "missing"
     else:
         found = "fresh"
-    why = [f"{counts['stale']} of {len(jobs)} results answer another question or text"] if counts["stale"] else []
+    why = [f"{counts['stale']} of {len(states)} results answer another question or text"] if counts["stale"] else []
     why += ["drawn from other results than are there now"] if moved else []
-    why += [cut(jobs, shelf)] if counts["missing"] else []
+    why += [artifact.cut(shelf)] if counts["missing"] else []
     return {
         "name": artifact.name,
         "kind": artifact.kind,
         "title": artifact.title,
         "state": found,
         "why": "; ".join(why),
-        "runs": {"needed": len(jobs), **counts},
+        "runs": {"needed": len(states), **counts},
         "drawn": drawn is not None,
     }
 
@@ -135,10 +150,10 @@ def cut(jobs: Sequence[Job], shelf: Shelf) -> str:
 
 def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Path]]:
     """Draw an artifact into a folder; its last file says what it was drawn from."""
-    jobs = artifact.jobs(shelf)
-    if jobs and not any(shelf.states[job.name] == "done" for job in jobs):
+    states = list(artifact.parts(shelf).values())
+    if states and "done" not in states:
         raise BadInput(
-            f"{artifact.name} needs {len(jobs)} runs, and {shelf.folder} has no result of any that study "
+            f"{artifact.name} needs {len(states)} runs, and {shelf.folder} has no result of any that study "
             f"'{shelf.study.name}' asks for: fieldlens paper {artifact.name} --run makes them"
         )
     drawn = artifact.draw(shelf)
@@ -148,7 +163,7 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
             path = out / f"{artifact.name}{ending}.{form}"
             save(figure, path)
             written.append(path)
-    notes = _notes(artifact, shelf, jobs)
+    notes = notes_of(artifact, shelf)
     texts = {
         "md": "\n".join([f"# {artifact.title}\n", *(sheet.markdown() for sheet in drawn.sheets), *notes]) + "\n",
         "tex": "\n".join([*(sheet.latex() for sheet in drawn.sheets), *(f"% {note}" for note in notes)]) + "\n",
@@ -165,25 +180,18 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
     return drawn, written
 
 
-def _notes(artifact: Artifact, shelf: Shelf, jobs: Sequence[Job]) -> list[str]:
-    missing = any(shelf.states[job.name] != "done" for job in jobs)
-    notes = [f"Cut: {cut(jobs, shelf)}."] if missing else []
-    stands = artifact.stand_ins and shelf.corpus("arxiv") != "arxiv"
-    return [*notes, *([CAVEAT] if stands else [])]
-
-
 def notes_of(artifact: Artifact, shelf: Shelf) -> list[str]:
     """What must be said beside it: what was cut, and what stands for what."""
-    return _notes(artifact, shelf, artifact.jobs(shelf))
+    whole = set(artifact.parts(shelf).values()) <= {"done"}
+    stands = artifact.stand_ins and shelf.corpus("arxiv") != "arxiv"
+    return ([] if whole else [f"Cut: {artifact.cut(shelf)}."]) + ([CAVEAT] if stands else [])
 
 
 def _source(artifact: Artifact, shelf: Shelf) -> str:
     """Names what an artifact is drawn from: every file of every result that it can use."""
     found = hashlib.sha256(f"{VERSION} {artifact.name} {shelf.trained}".encode())
-    for job in artifact.jobs(shelf):
-        if shelf.states[job.name] == "done":
-            for path in sorted((shelf.folder / job.name).iterdir()):
-                found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    for path in artifact.files(shelf):
+        found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:16]
 
 
