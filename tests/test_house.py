@@ -62,6 +62,7 @@ ORDER = [
     "stream",
     "prompt",
     "study",
+    "paper",
     "cli",
     "__main__",
 ]

@@ -298,8 +298,8 @@ def _mark(tested: list[dict[str, Any]], within: list[dict[str, Any]]) -> None:
 def _cell(cell: dict[str, Any]) -> str:
     if cell["mean"] is None:
         return "diverged" if cell["diverged"] else "–"
-    spread = f" ± {cell['deviation']:.{_places(cell['mean'])}f}" if cell["deviation"] is not None else ""
-    return f"{cell['mean']:.{_places(cell['mean'])}f}{spread}{cell['mark']}"
+    spread = f" ± {cell['deviation']:.{places(cell['mean'])}f}" if cell["deviation"] is not None else ""
+    return f"{cell['mean']:.{places(cell['mean'])}f}{spread}{cell['mark']}"
 
 
 def _number(value: Any) -> str:
@@ -308,6 +308,6 @@ def _number(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _places(value: float) -> int:
+def places(value: float) -> int:
     """Three digits that matter."""
     return max(0, 2 - int(math.log10(max(value, 1))))

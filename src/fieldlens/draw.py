@@ -107,7 +107,7 @@ def one_head(biases: Biases, head: int, log: bool, fits: Sequence[Fit] = ()) -> 
     for fit, (colour, style) in zip(fits, (("#000000", "-"), ("#009E73", "--")), strict=False):
         panel.plot((fit.slope * logs_N + fit.constant).numpy(), color=colour, linestyle=style, lw=1, label=fit.label)
     _label_distance(panel, log)
-    figure.legend(*panel.get_legend_handles_labels(), fontsize=6, frameon=False, loc="outside upper center", ncols=2)
+    _legend(figure, panel)
     return figure
 
 
@@ -181,7 +181,7 @@ def perplexity_lines(lines: Sequence[Line], quantity: str = "perplexity") -> Fig
     panel.set_ylim(min(values) / 1.25, max(values) * 1.25)
     panel.set_xlabel("context length (tokens)", fontsize=7)
     panel.set_ylabel(quantity, fontsize=7)
-    figure.legend(*panel.get_legend_handles_labels(), fontsize=6, frameon=False, loc="outside upper center", ncols=3)
+    _legend(figure, panel)
     return figure
 
 
@@ -215,8 +215,16 @@ def field_curves(curves: Sequence[Curve], level: float = 0.99, log: bool = True)
     panel.set_ylim(0, 1.02)
     panel.set_xlabel("most recent tokens", fontsize=7)
     panel.set_ylabel("share of the gradient", fontsize=7)
-    figure.legend(*panel.get_legend_handles_labels(), fontsize=6, frameon=False, loc="outside upper center", ncols=3)
+    _legend(figure, panel)
     return figure
+
+
+def _legend(figure: Figure, panel: Axes) -> None:
+    """Above the panel, in as many columns as the longest label leaves room for."""
+    handles, labels = panel.get_legend_handles_labels()
+    longest = max((len(label) for label in labels), default=0)
+    columns = 3 if longest <= 18 else 2 if longest <= 32 else 1
+    figure.legend(handles, labels, fontsize=6, frameon=False, loc="outside upper center", ncols=columns)
 
 
 def _mark_training(panel: Axes, lengths: Sequence[int | None], longest: int) -> None:

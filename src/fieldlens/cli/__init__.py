@@ -13,6 +13,7 @@ from fieldlens.cli.corpus import corpus
 from fieldlens.cli.evaluate import evaluate
 from fieldlens.cli.generate import generate
 from fieldlens.cli.measure import measure
+from fieldlens.cli.paper import paper
 from fieldlens.cli.runs import runs
 from fieldlens.cli.schemes import schemes
 from fieldlens.cli.study import study
@@ -34,7 +35,7 @@ app = App(
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
 )
-for verb in (schemes, corpus, train, runs, evaluate, compare, measure, generate, study):
+for verb in (schemes, corpus, train, runs, evaluate, compare, measure, generate, study, paper):
     app.command(verb)
 
 

@@ -1,0 +1,155 @@
+"""fieldlens paper: every table, figure and claim of the paper, from the results that are there."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from fieldlens.cli.study import Crew, conduct
+from fieldlens.machine import Machine
+
+if TYPE_CHECKING:
+    from fieldlens.paper.artifact import Artifact
+    from fieldlens.paper.shelf import Shelf
+
+
+def paper(
+    name: Annotated[str | None, Parameter(name="NAME")] = None,
+    /,
+    *,
+    out: Path = Path("paper"),
+    results: Path | None = None,
+    which: Annotated[str, Parameter(name="--study")] = "paper",
+    run: bool = False,
+    runs: Path | None = None,
+    corpora: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+    crew: Annotated[Crew, Parameter(name="*")] = Crew(),  # noqa: B008
+    machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
+) -> None:
+    """List the paper's tables and figures with their states, redraw them from results, or judge its claims.
+
+    Example: fieldlens paper arxiv --out paper
+
+    Parameters
+    ----------
+    name
+        An artifact, named as in the paper's source; all; or claims. Without one, all are listed with their states.
+    out
+        Folder to draw into.
+    results
+        Results of the study; results/STUDY unless given.
+    which
+        The study they come from: paper, or paper-full at the paper's own size, or a file.
+    run
+        First run what the artifact needs and is not there, as fieldlens study would.
+    runs
+        Folder for run folders; runs/STUDY unless given.
+    corpora
+        Folder in which the study's corpora lie.
+    as_json
+        Print JSON.
+    """
+    from fieldlens.errors import BadInput
+    from fieldlens.paper.artifact import find, registry
+    from fieldlens.paper.shelf import Shelf
+    from fieldlens.study.plan import read_study
+
+    study = read_study(which)
+    folder = results or Path("results") / study.name
+    chosen = [] if name in (None, "claims") else list(registry().values()) if name == "all" else [find(str(name))]
+    if run:
+        if name is None or name == "claims":
+            raise BadInput("--run needs the name of an artifact, or all")
+        crew.check()
+        _run(chosen, Shelf(study, folder), runs, corpora, crew, machine)
+    if results is not None and not results.is_dir():
+        raise BadInput(f"--results {results} is no folder")
+    shelf = Shelf(study, folder)
+    if name is None:
+        _list(shelf, out, as_json)
+    elif name == "claims":
+        _claims(shelf, out, as_json)
+    else:
+        _draw(chosen, shelf, out, as_json, skip=name == "all")
+
+
+def _run(
+    chosen: "list[Artifact]", shelf: "Shelf", runs: Path | None, corpora: Path | None, crew: Crew, machine: Machine
+) -> None:
+    """Hand what artifacts need to the study's controller."""
+    from fieldlens.study.state import Places
+
+    names = dict.fromkeys(job.name for one in chosen for job in one.jobs(shelf))
+    if names:
+        places = Places(shelf.folder, runs or Path("runs") / shelf.study.name)
+        conduct(shelf.study.only(tuple(names)), places, corpora, crew, machine)
+    machine.start()
+    for one in chosen:
+        one.run(shelf, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _list(shelf: "Shelf", out: Path, as_json: bool) -> None:
+    from fieldlens.paper.artifact import registry, state
+    from fieldlens.sheet import Sheet
+
+    found = [state(one, shelf, out) for one in registry().values()]
+    if as_json:
+        print(json.dumps({"study": shelf.study.name, "artifacts": found}))
+        return
+    rows = [[row["name"], row["state"], _where(row)] for row in found]
+    sheet = Sheet(["artifact", "state", "runs"], rows, shelf.study.title)
+    Console(highlight=False).print(sheet.text())
+
+
+def _where(row: dict[str, Any]) -> str:
+    if row["why"]:
+        return row["why"]
+    return f"{row['runs']['needed']} runs" if row["runs"]["needed"] else "needs no run"
+
+
+def _draw(chosen: "list[Artifact]", shelf: "Shelf", out: Path, as_json: bool, skip: bool) -> None:
+    """Draw some artifacts; of all, those that have no result yet are left out, and said so."""
+    from fieldlens.errors import BadInput
+    from fieldlens.paper.artifact import notes_of, redraw, state
+
+    console, report = Console(highlight=False), []
+    for one in chosen:
+        try:
+            drawn, written = redraw(one, shelf, out)
+        except BadInput:
+            if not skip or state(one, shelf, out)["runs"]["done"]:
+                raise
+            report.append({"name": one.name, "files": []})
+            if not as_json:
+                console.print(f"{one.name}: no result yet", style="dim", markup=False)
+            continue
+        report.append({"name": one.name, "files": [str(path) for path in written]})
+        if as_json:
+            continue
+        for sheet in drawn.sheets if not skip else ():
+            console.print(sheet.text())
+            for note in sheet.notes:
+                console.print(note, style="dim", markup=False)
+        for note in notes_of(one, shelf) if not skip else ():
+            console.print(note, style="dim", markup=False)
+        console.print(f"drawn: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
+    if as_json:
+        print(json.dumps({"study": shelf.study.name, "drawn": report}))
+
+
+def _claims(shelf: "Shelf", out: Path, as_json: bool) -> None:
+    from fieldlens.paper.claims import judged
+    from fieldlens.paper.page import sheet_of, write_pages
+
+    found = judged(shelf)
+    written = write_pages(shelf, found, out)
+    if as_json:
+        print(json.dumps({"study": shelf.study.name, "claims": [one.to_json() for one in found]}))
+        return
+    console = Console(highlight=False)
+    console.print(sheet_of(found).text())
+    console.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)

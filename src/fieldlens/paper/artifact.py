@@ -1,0 +1,205 @@
+"""An artifact: one table or figure of the paper. It says which runs it needs and how it is drawn.
+
+fresh: every result that it needs is there. partial: some are. stale: a result was made for another question or from
+another text, or what lies drawn in the folder was drawn from other results. missing: none is there.
+"""
+
+import hashlib
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from matplotlib.figure import Figure
+
+from fieldlens.checkpoint import replace_file
+from fieldlens.draw import save
+from fieldlens.errors import BadInput, unknown
+from fieldlens.paper import artifacts
+from fieldlens.paper.shelf import Shelf
+from fieldlens.results import read_json, write_json
+from fieldlens.sheet import Sheet, records_csv
+from fieldlens.study.plan import Job
+
+VERSION = 1
+"""Of how artifacts are drawn; a change makes what lies drawn stale."""
+
+KIND = "fieldlens artifact"
+FORMATS = ("png", "svg")
+State = Literal["fresh", "partial", "stale", "missing"]
+
+CAVEAT = (
+    "ArXiv, OpenWebText2 and GitHub are stood for by latex, prose and code: mostly books, no news, long documents "
+    "over-sampled. Absolute perplexities cannot be compared with the paper's; how they change with length can."
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What an artifact consists of: sheets, with figures by what their names end in."""
+
+    sheets: Sequence[Sheet] = ()
+    figures: dict[str, Figure] = field(default_factory=dict)
+    records: Sequence[dict[str, Any]] = ()
+    """The numbers of all sheets, in full."""
+
+
+_REGISTRY: dict[str, "type[Artifact]"] = {}
+
+
+class Artifact(ABC):
+    """A table or figure, named after its label in the paper's source."""
+
+    name: ClassVar[str]
+    kind: ClassVar[Literal["table", "figure"]]
+    title: ClassVar[str]
+    stand_ins: ClassVar[bool] = True
+    """Whether numbers from the corpora appear in it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            assert cls.name not in _REGISTRY, f"{cls.name} is declared twice"
+            _REGISTRY[cls.name] = cls
+
+    def jobs(self, shelf: Shelf) -> list[Job]:
+        """The runs of the study that it needs."""
+        return []
+
+    def parts(self, shelf: Shelf) -> dict[str, str]:
+        """All that it needs, by name: done, stale or missing."""
+        return {job.name: shelf.states[job.name] for job in self.jobs(shelf)}
+
+    def cut(self, shelf: Shelf) -> str:
+        """What is not there."""
+        return cut(self.jobs(shelf), shelf)
+
+    def files(self, shelf: Shelf) -> list[Path]:
+        """The files that it is drawn from."""
+        done = [job.name for job in self.jobs(shelf) if shelf.states[job.name] == "done"]
+        return [path for name in done for path in sorted((shelf.folder / name).iterdir())]
+
+    def run(self, shelf: Shelf, tell: Callable[[str], None]) -> None:  # noqa: B027
+        """Make what it needs and the study does not."""
+
+    @abstractmethod
+    def draw(self, shelf: Shelf) -> Drawn:
+        """Make it from the results that are there."""
+
+
+def registry() -> dict[str, Artifact]:
+    """Every artifact there is: the files of the folder artifacts."""
+    for module in pkgutil.iter_modules(artifacts.__path__):
+        importlib.import_module(f"{artifacts.__name__}.{module.name}")
+    ordered = sorted(_REGISTRY.items(), key=lambda pair: (pair[1].kind, pair[0]))
+    return {name: cls() for name, cls in ordered}
+
+
+def find(name: str) -> Artifact:
+    """An artifact by its name."""
+    known = registry()
+    if name not in known:
+        raise unknown("artifact", name, [*known, "all", "claims"])
+    return known[name]
+
+
+def state(artifact: Artifact, shelf: Shelf, out: Path) -> dict[str, Any]:
+    """How it stands: its state, and what was cut."""
+    states = list(artifact.parts(shelf).values())
+    counts = {what: states.count(what) for what in ("done", "stale", "missing")}
+    drawn = _drawn(artifact, out)
+    moved = drawn is not None and drawn != _source(artifact, shelf)
+    found: State
+    if counts["stale"] or moved:
+        found = "stale"
+    elif counts["missing"]:
+        found = "partial" if counts["done"] else "missing"
+    else:
+        found = "fresh"
+    why = [f"{counts['stale']} of {len(states)} results answer another question or text"] if counts["stale"] else []
+    why += ["drawn from other results than are there now"] if moved else []
+    why += [artifact.cut(shelf)] if counts["missing"] else []
+    return {
+        "name": artifact.name,
+        "kind": artifact.kind,
+        "title": artifact.title,
+        "state": found,
+        "why": "; ".join(why),
+        "runs": {"needed": len(states), **counts},
+        "drawn": drawn is not None,
+    }
+
+
+def cut(jobs: Sequence[Job], shelf: Shelf) -> str:
+    """What is not there of some runs: corpora, seeds, and how many runs are."""
+    done = [job for job in jobs if shelf.states[job.name] == "done"]
+    if not done:
+        return f"none of {len(jobs)} runs"
+    said = []
+    corpora, all_corpora = ({job.recipe.corpus: None for job in some} for some in (done, jobs))
+    if len(corpora) < len(all_corpora):
+        said.append(f"{', '.join(corpora)} only")
+    seeds, all_seeds = ({job.recipe.seed for job in some} for some in (done, jobs))
+    if len(seeds) < len(all_seeds):
+        said.append(f"{len(seeds)} of {len(all_seeds)} seeds")
+    return ", ".join([*said, f"{len(done)} of {len(jobs)} runs"])
+
+
+def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Path]]:
+    """Draw an artifact into a folder; its last file says what it was drawn from."""
+    states = list(artifact.parts(shelf).values())
+    if states and "done" not in states:
+        raise BadInput(
+            f"{artifact.name} needs {len(states)} runs, and {shelf.folder} has no result of any that study "
+            f"'{shelf.study.name}' asks for: fieldlens paper {artifact.name} --run makes them"
+        )
+    drawn = artifact.draw(shelf)
+    base, written = out / artifact.name, []
+    for ending, figure in drawn.figures.items():
+        for form in FORMATS:
+            path = out / f"{artifact.name}{ending}.{form}"
+            save(figure, path)
+            written.append(path)
+    notes = notes_of(artifact, shelf)
+    texts = {
+        "md": "\n".join([f"# {artifact.title}\n", *(sheet.markdown() for sheet in drawn.sheets), *notes]) + "\n",
+        "tex": "\n".join([*(sheet.latex() for sheet in drawn.sheets), *(f"% {note}" for note in notes)]) + "\n",
+        "csv": records_csv(drawn.records),
+    }
+    for form, text in texts.items():
+        if drawn.sheets and (form != "csv" or drawn.records):
+            path = base.with_name(f"{artifact.name}.{form}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.encode())
+            written.append(path)
+    content = {"kind": KIND, "name": artifact.name, "source": _source(artifact, shelf)}
+    write_json(out / f"{artifact.name}.json", content | {"files": [path.name for path in written]})
+    return drawn, written
+
+
+def notes_of(artifact: Artifact, shelf: Shelf) -> list[str]:
+    """What must be said beside it: what was cut, and what stands for what."""
+    whole = set(artifact.parts(shelf).values()) <= {"done"}
+    stands = artifact.stand_ins and shelf.corpus("arxiv") != "arxiv"
+    return ([] if whole else [f"Cut: {artifact.cut(shelf)}."]) + ([CAVEAT] if stands else [])
+
+
+def _source(artifact: Artifact, shelf: Shelf) -> str:
+    """Names what an artifact is drawn from: every file of every result that it can use."""
+    found = hashlib.sha256(f"{VERSION} {artifact.name} {shelf.trained}".encode())
+    for path in artifact.files(shelf):
+        found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()[:16]
+
+
+def _drawn(artifact: Artifact, out: Path) -> str | None:
+    """What the artifact that lies in a folder was drawn from; nothing if it does not lie there whole."""
+    try:
+        found = read_json(out / f"{artifact.name}.json")
+        whole = found["kind"] == KIND and all((out / name).is_file() for name in found["files"])
+        return str(found["source"]) if whole else None
+    except (BadInput, KeyError, TypeError):
+        return None

@@ -1,0 +1,42 @@
+"""The datasets: the paper's, and what stands for them here."""
+
+from fieldlens.paper.artifact import Artifact, Drawn
+from fieldlens.paper.printed import CORPORA, facts
+from fieldlens.paper.shelf import ALL, Shelf
+from fieldlens.sheet import Sheet
+
+SIZES = {
+    "905802471c5a21fdcc842bc371df3dc04f28e17b41be88bfe38476c7298d53d8": (
+        "LaTeX sources: textbooks, the Stacks project, specifications, papers",
+        ((430, 20_562_004), (31, 1_361_515), (65, 3_046_631)),
+    ),
+    "bd35535deb1865aa4724e7e7b2713ff26b5a21939275b7536283ac8fd95de330": (
+        "English prose: books, government pages, proposals, essays",
+        ((683, 20_449_799), (61, 1_524_747), (85, 2_966_256)),
+    ),
+    "0ff661963d6144d8f64c2f83af6243f46f10f605879864b0c40680057d0eeb5f": (
+        "library source code in seven languages",
+        ((759, 20_081_461), (62, 1_652_853), (88, 3_250_240)),
+    ),
+}
+"""What a text is, and documents and bytes of its splits, by its fingerprint; `fieldlens corpus` counts them."""
+
+
+class Dataset(Artifact):
+    name, kind = "dataset", "table"
+    title = "The datasets, and what stands for them"
+
+    def draw(self, shelf: Shelf) -> Drawn:
+        printed, rows, records = facts(f"tab:{self.name}"), [], []
+        for corpus in ALL:
+            named = CORPORA[corpus]
+            ours = shelf.corpus(corpus)
+            what, splits = SIZES.get(shelf.study.pins.get(ours, ""), ("–", ()))
+            sizes = [f"{size / 1e6:.1f} MB, {count} documents" for count, size in splits] or ["–"] * 3
+            row = [named, printed["Raw Size", named], printed["Type", named], ours, what, *sizes]
+            rows.append(row)
+            records.append(dict(zip(_COLUMNS, row, strict=True)))
+        return Drawn([Sheet(_COLUMNS, rows)], records=records)
+
+
+_COLUMNS = ["paper", "raw size", "type", "ours", "what it is", "train", "validation", "test"]

@@ -1,0 +1,39 @@
+"""The dimensions d̄ of Sandwich: what they do to the bias, and to trained models."""
+
+from fieldlens.compare import compare
+from fieldlens.draw import one_head, perplexity_lines
+from fieldlens.paper.artifact import Artifact, Drawn
+from fieldlens.paper.artifacts.heatmap_8 import HEADS, biases
+from fieldlens.paper.cells import record, row_heading, score
+from fieldlens.paper.scale import LENGTHS
+from fieldlens.paper.shelf import Shelf
+from fieldlens.sheet import Sheet
+from fieldlens.study.plan import Job
+
+MODELS = ("sandwich:dims=32", "sandwich:dims=64", "sandwich", "sandwich:dims=256")
+CORPUS = "arxiv"
+
+
+class DifferentD(Artifact):
+    name, kind = "different_d", "figure"
+    title = "The effect of d̄, on the bias and on trained models"
+
+    def jobs(self, shelf: Shelf) -> list[Job]:
+        return shelf.jobs(MODELS, [CORPUS])
+
+    def draw(self, shelf: Shelf) -> Drawn:
+        rows, records = [], []
+        for length in LENGTHS:
+            found = [score(shelf, model, CORPUS, length) for model in MODELS]
+            rows.append([row_heading(shelf, length), *map(str, found)])
+            records += [
+                record(CORPUS, model, shelf.spec(model), length, None, one)
+                for model, one in zip(MODELS, found, strict=True)
+            ]
+        columns = ["L_ex / L_tr", *(model if ":" in model else f"{model} (128)" for model in MODELS)]
+        title = f"{shelf.corpus_label(CORPUS)}: perplexity of trained models (ours; the paper prints none)"
+        evaluated = [one for model in MODELS for one in shelf.evaluations(model, CORPUS).values()]
+        figures = {"": one_head(biases(*MODELS), HEADS, True)}
+        if any(one.losses for one in evaluated):
+            figures["-trained"] = perplexity_lines(compare(evaluated).lines())
+        return Drawn([Sheet(columns, rows, title)], figures, records)

@@ -1,0 +1,78 @@
+"""Failed cases trained on longer sequences that cover their receptive field: what it repairs, and what it costs."""
+
+from typing import Any
+
+from fieldlens.paper.artifact import Artifact, Drawn
+from fieldlens.paper.cells import both, record, row_heading, score
+from fieldlens.paper.printed import cells
+from fieldlens.paper.scale import TRAINED, heading, spec_of
+from fieldlens.paper.shelf import MOST, Shelf
+from fieldlens.sheet import Sheet
+from fieldlens.study.plan import Job
+
+FIXED = {"shift:6": 2048, "window:160": 1024}
+"""What failed, and the longer training length of each."""
+LENGTHS = (2048, 4096, 8192)
+
+
+class ExtendedTrainingLength(Artifact):
+    name, kind = "extended_training_length", "table"
+    title = "Failed cases fixed by a longer training length, and what that costs"
+
+    def jobs(self, shelf: Shelf) -> list[Job]:
+        longer = [job for model, trained in FIXED.items() for job in shelf.jobs([model], MOST, trained)]
+        return longer + shelf.jobs(list(FIXED), MOST)
+
+    def draw(self, shelf: Shelf) -> Drawn:
+        printed, records, rows = cells(f"tab:{self.name}"), [], []
+        pairs = [(model, corpus) for model in FIXED for corpus in MOST]
+        for length in LENGTHS:
+            row = [row_heading(shelf, length)]
+            for model, corpus in pairs:
+                there, ours = printed[corpus, model, length], score(shelf, model, corpus, length, FIXED[model])
+                row.append(both(there, ours))
+                known = record(corpus, model, shelf.spec(model), length, there, ours)
+                records.append({**known, "trained": shelf.length(FIXED[model])})
+            rows.append(row)
+        columns = [f"{_heading(shelf, model)}, {shelf.corpus_label(corpus)}" for model, corpus in pairs]
+        main = Sheet(["L_ex / L_tr", *columns], rows, "trained on longer sequences (paper · ours)")
+        cost = [self._cost(shelf, model, corpus) for model, corpus in pairs]
+        words = ["model", "L_tr", "× 16 / × 1 before", "after", "99% within before", "after", "training time"]
+        return Drawn([main, Sheet(words, cost, "what it repairs, and what it costs (ours)", (_COST,))], records=records)
+
+    def _cost(self, shelf: Shelf, model: str, corpus: str) -> list[str]:
+        long = FIXED[model]
+        fields = [shelf.field(model, corpus, trained) for trained in (TRAINED, long)]
+        seconds = [shelf.seconds(model, corpus, trained) for trained in (TRAINED, long)]
+        shared = sorted(seconds[0].keys() & seconds[1].keys())
+        ratios = [seconds[1][seed] / seconds[0][seed] for seed in shared]
+        lengths = " → ".join(str(shelf.length(trained)) for trained in (TRAINED, long))
+        return [
+            f"{_heading(shelf, model)}, {shelf.corpus_label(corpus)}",
+            lengths,
+            *(_growth(shelf, model, corpus, trained) for trained in (TRAINED, long)),
+            *(_within(one) for one in fields),
+            f"× {sum(ratios) / len(ratios):.2f}" if ratios else "–",
+        ]
+
+
+_COST = (
+    "Both are trained on as many tokens as all others; memory and time of attention grow with the length. Measured on "
+    "whatever else the machine was doing."
+)
+
+
+def _heading(shelf: Shelf, model: str) -> str:
+    return heading(spec_of(model), shelf.spec(model))
+
+
+def _growth(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
+    """Perplexity at the longest length over that at the training length."""
+    last, first = (score(shelf, model, corpus, length, trained).mean for length in (LENGTHS[-1], trained))
+    return f"{last / first:.2f}" if last is not None and first else "–"
+
+
+def _within(field: Any) -> str:
+    if field is None:
+        return "–"
+    return f"{'> ' if field.saturated() else ''}{field.erf(0.99)}"

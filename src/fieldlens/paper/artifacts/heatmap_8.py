@@ -1,0 +1,26 @@
+"""Sandwich as a heat map: the head whose compression ratio is 8."""
+
+import torch
+
+from fieldlens.draw import bias_by_distance, matrices
+from fieldlens.paper.artifact import Artifact, Drawn
+from fieldlens.paper.shelf import Shelf
+from fieldlens.schemes import scheme
+
+HEADS, LENGTH = 12, 8192
+"""The last of 12 heads has h = 8."""
+
+
+def biases(*specs: str) -> list[tuple]:
+    """Schemes with their biases by distance."""
+    like = torch.empty(0, dtype=torch.float64)
+    built = [scheme(spec, HEADS, 64) for spec in specs]
+    return [(one, bias_by_distance(one, LENGTH, like)) for one in built]
+
+
+class HeatMap(Artifact):
+    name, kind, stand_ins = "heatmap_8", "figure", False
+    title = "Sandwich at compression ratio 8, d̄ = 128"
+
+    def draw(self, shelf: Shelf) -> Drawn:
+        return Drawn(figures={"": matrices(biases("sandwich"), HEADS)})

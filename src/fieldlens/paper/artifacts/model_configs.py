@@ -1,0 +1,55 @@
+"""The configuration: the paper's model, ours beside it."""
+
+from fieldlens.decoder import Config
+from fieldlens.paper.artifact import Artifact, Drawn
+from fieldlens.paper.printed import facts
+from fieldlens.paper.shelf import Shelf
+from fieldlens.recipe import Recipe
+from fieldlens.schemes import scheme
+from fieldlens.sheet import Sheet
+from fieldlens.trainer import shape
+
+
+class ModelConfigs(Artifact):
+    name, kind, stand_ins = "model_configs", "table", False
+    title = "Configuration of the model"
+
+    def draw(self, shelf: Shelf) -> Drawn:
+        recipe = next(job.recipe for job in shelf.study.whole if job.recipe.scheme == "sandwich")
+        printed, ours = facts(f"tab:{self.name}"), _ours(recipe)
+        records = [
+            {"setting": setting, "paper": value, "ours": ours[setting]} for (setting, _), value in printed.items()
+        ]
+        note = "The paper's hidden size is that of one head; its model is 768 wide."
+        return Drawn(
+            [Sheet(["setting", "paper", "ours"], [list(row.values()) for row in records], "", (note,))], records=records
+        )
+
+
+def parameters(config: Config) -> int:
+    """Of a decoder, without those of its scheme: 2VD + R(12D² + 13D) + 2D, or VD if embedding and head are tied.
+
+    Counted, not built: the paper's model takes seconds and 650 MB.
+    """
+    width, heads = config.width, 1 if config.tied else 2
+    return heads * config.vocabulary * width + config.layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+def _ours(recipe: Recipe) -> dict[str, str]:
+    config = shape(recipe, recipe.bpe)
+    count = parameters(config)
+    own = scheme(config.scheme, config.heads, config.width // config.heads)
+    learned = sum(parameter.numel() for parameter in own.parameters())
+    large = count >= 100_000_000
+    return {
+        "# Layers": str(recipe.layers),
+        "Hidden Size": f"{recipe.width // recipe.heads} (a head; the model is {recipe.width} wide)",
+        "# Attention Heads": str(recipe.heads),
+        "Train Seq. Len.": str(recipe.length),
+        "# Trainable Params.": f"{count / 1e6:.0f}M" if large else f"{count / 1e6:.2f}M",
+        "Optimizer": f"Adam (lr {recipe.learning_rate:g})",
+        "Batch Size": str(recipe.batch),
+        "Train Steps": f"{recipe.steps:,}",
+        "Precision": "bfloat16 on a GPU, float32 on a CPU",
+        "# Trainable Params. for RPEs": str(learned),
+    }

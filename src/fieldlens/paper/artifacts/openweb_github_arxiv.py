@@ -1,0 +1,147 @@
+"""The main table: every scheme on three corpora, over seeds, tested against Sandwich."""
+
+import dataclasses
+from typing import Any
+
+from fieldlens.compare import Comparison, compare
+from fieldlens.draw import Line, perplexity_lines
+from fieldlens.errors import BadInput
+from fieldlens.evaluation import Evaluation
+from fieldlens.paper.artifact import Artifact, Drawn
+from fieldlens.paper.cells import both, record, row_heading, score
+from fieldlens.paper.printed import cells
+from fieldlens.paper.scale import LENGTHS
+from fieldlens.paper.shelf import ALL, Shelf
+from fieldlens.sheet import Sheet
+from fieldlens.statistics import holm
+from fieldlens.study.plan import Job
+
+FREE = ("sandwich", "smoothed", "alibi", "alibi:slope_floor=0.01", "sinusoidal", "rotary")
+LEARNED = ("kerple", "t5")
+MODELS = (*FREE, *LEARNED)
+
+
+class MainTable(Artifact):
+    name, kind = "openweb-github-arxiv", "table"
+    title = "Perplexity of every scheme on three corpora"
+
+    def jobs(self, shelf: Shelf) -> list[Job]:
+        found = shelf.jobs(MODELS, ALL)
+        names = {job.name for job in found}
+        return found + [job for job in shelf.jobs(["t5"], ["arxiv"], control=True) if job.name not in names]
+
+    def draw(self, shelf: Shelf) -> Drawn:
+        printed, sheets, records, tested, figures = cells(f"tab:{self.name}"), [], [], [], {}
+        for corpus in ALL:
+            found = comparison(shelf, corpus)
+            marks = _marks(shelf, found)
+            rows = []
+            for model in self._models(shelf, corpus):
+                control = model.startswith("control ")
+                name, row = model.removeprefix("control "), []
+                spec = shelf.spec(name, control)
+                for length in LENGTHS:
+                    there = printed.get((corpus, name, length))
+                    ours = score(shelf, name, corpus, length, control=control)
+                    ours = dataclasses.replace(
+                        ours, mark="" if control else marks.get((spec, shelf.length(length)), "")
+                    )
+                    row.append(both(there, ours))
+                    records.append(record(corpus, name, spec, length, there, ours))
+                rows.append([_named(name, spec, control), *row])
+            columns = ["model", *(row_heading(shelf, length) for length in LENGTHS)]
+            sheets.append(Sheet(columns, rows, f"{shelf.corpus_label(corpus)} (paper · ours)", _said(shelf, found)))
+            if found is not None:
+                tested += _tests(corpus, found) if _against_sandwich(shelf, found) else []
+                figures[f"-{shelf.corpus(corpus)}"] = perplexity_lines(_lines(shelf, found))
+        return Drawn([*sheets, *_sheet_of_tests(tested)], figures, records)
+
+    def _models(self, shelf: Shelf, corpus: str) -> list[str]:
+        more = ["control t5"] if corpus == "arxiv" and shelf.factor != 1 else []
+        return [*MODELS, *more]
+
+
+def comparison(shelf: Shelf, corpus: str, models: tuple[str, ...] = MODELS) -> Comparison | None:
+    """The first of some models against the others at the table's lengths; nothing where there is no such result."""
+    lengths = {shelf.length(length) for length in LENGTHS}
+    found: list[Evaluation] = []
+    for model in models:
+        for one in shelf.evaluations(model, corpus).values():
+            some = {length: losses for length, losses in one.losses.items() if length in lengths}
+            found.append(dataclasses.replace(one, losses=some))
+    if not any(one.losses for one in found):
+        return None
+    try:
+        return compare(found)
+    except BadInput as error:
+        raise BadInput(f"the results on {shelf.corpus(corpus)} cannot stand in one table: {error}") from None
+
+
+def _lines(shelf: Shelf, found: Comparison) -> list[Line]:
+    """For the figure, under the paper's names."""
+    names = {shelf.spec(model): model.replace(":slope_floor=0.01", ", slope floor") for model in MODELS}
+    return [line._replace(label=names.get(line.label, line.label)) for line in found.lines()]
+
+
+def _named(name: str, spec: str, control: bool) -> str:
+    if control:
+        return f"{spec} (the paper's own distances, a control)"
+    return name if name == spec else f"{name} | {spec}"
+
+
+def _marks(shelf: Shelf, found: Comparison | None) -> dict[tuple[str, int], str]:
+    """By spec and length."""
+    if found is None or not _against_sandwich(shelf, found):
+        return {}
+    return {(cell["group"], cell["length"]): cell["mark"] for cell in found.cells}
+
+
+def _against_sandwich(shelf: Shelf, found: Comparison) -> bool:
+    """Whether the reference is Sandwich: without its result there are no tests."""
+    return found.groups[0].name == shelf.spec("sandwich")
+
+
+def _said(shelf: Shelf, found: Comparison | None) -> list[str]:
+    return found.notes() if found is not None and _against_sandwich(shelf, found) else []
+
+
+def _tests(corpus: str, found: Comparison) -> list[dict[str, Any]]:
+    """One test for each cell: over seeds, or within the only seed."""
+    rows: list[dict[str, Any]] = []
+    within = {(row["group"], row["length"]): row for row in found.within}
+    for cell in found.cells:
+        if "p" not in cell:
+            continue
+        seeds = cell["pairs"] >= 2
+        chosen = cell if seeds else within.get((cell["group"], cell["length"]))
+        if chosen is not None:
+            by = "seeds" if seeds else chosen["resampled"]
+            rows.append(
+                {"corpus": corpus, "by": by, **{key: chosen[key] for key in ("group", "length", "difference", "p")}}
+            )
+    return rows
+
+
+def _sheet_of_tests(rows: list[dict[str, Any]]) -> list[Sheet]:
+    if not rows:
+        return []
+    corrected = holm([row["p"] for row in rows])
+    cells_ = [
+        [
+            row["corpus"],
+            row["group"],
+            str(row["length"]),
+            row["by"],
+            f"{row['difference']:.4g}",
+            _p(row["p"]),
+            _p(fixed),
+        ]
+        for row, fixed in zip(rows, corrected, strict=True)
+    ]
+    note = "Differences to Sandwich: of perplexity over seeds (paired t-test), of nats over documents (sign flips)."
+    columns = ["corpus", "model", "length", "over", "difference", "p", "p (Holm, all of the table)"]
+    return [Sheet(columns, cells_, f"all {len(rows)} tests of this table", (note,))]
+
+
+def _p(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"

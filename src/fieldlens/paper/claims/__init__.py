@@ -1,0 +1,129 @@
+"""Claims: what the paper says, each with a test on results and a verdict that the test alone decides.
+
+A claim is a function from evidence to an outcome, in one of the files of this folder. What it needs and is not there
+makes it undecided, with the runs that would decide it.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from fieldlens.paper.evidence import Evidence, Missing
+from fieldlens.paper.shelf import Shelf
+
+Verdict = Literal["holds", "does not hold", "undecided"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
+
+FULL_SIZE = "the same test at the paper's own size: fieldlens paper claims --study paper-full"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a test found."""
+
+    verdict: Verdict
+    evidence: Sequence[str] = ()
+    needs: Sequence[str] = ()
+    """What is missing, or would decide it."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim and its test."""
+
+    name: str
+    says: str
+    """What is claimed, in our words."""
+    rule: str
+    """When it holds."""
+    ours: bool
+    """Whether it is a finding of ours, not a claim of the paper."""
+    decides: str
+    """Which scale or change would decide it where it does not hold here."""
+    order: int
+    test: Callable[[Evidence], Outcome]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its outcome."""
+
+    name: str
+    says: str
+    rule: str
+    ours: bool
+    verdict: Verdict
+    evidence: Sequence[str]
+    needs: Sequence[str]
+    decides: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_REGISTRY: dict[str, Claim] = {}
+
+
+def claim(
+    name: str, order: int, says: str, rule: str, ours: bool = False, decides: str = FULL_SIZE
+) -> Callable[[Callable[[Evidence], Outcome]], Callable[[Evidence], Outcome]]:
+    """Declare a claim: `order` is its place on the page."""
+
+    def declare(test: Callable[[Evidence], Outcome]) -> Callable[[Evidence], Outcome]:
+        assert name not in _REGISTRY, f"{name} is declared twice"
+        _REGISTRY[name] = Claim(name, says, rule, ours, decides, order, test)
+        return test
+
+    return declare
+
+
+def registry() -> dict[str, Claim]:
+    """Every claim there is, in the order of the page."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_REGISTRY.items(), key=lambda pair: (pair[1].ours, pair[1].order)))
+
+
+def judge_one(one: Claim, evidence: Evidence) -> Judged:
+    """Put a claim to its test."""
+    try:
+        found = one.test(evidence)
+    except Missing as missing:
+        found = Outcome("undecided", (), (str(missing),))
+    said, needs = tuple(found.evidence), tuple(found.needs)
+    seen = found.verdict == "does not hold" or (found.verdict == "undecided" and found.evidence)
+    decides = one.decides if seen and evidence.shelf.factor != 1 else ""
+    return Judged(one.name, one.says, one.rule, one.ours, found.verdict, said, needs, decides)
+
+
+def judged(shelf: Shelf) -> list[Judged]:
+    """All claims, put to their tests on one shelf."""
+    evidence = Evidence(shelf)
+    return [judge_one(one, evidence) for one in registry().values()]
+
+
+def over(
+    evidence: Evidence, corpora: Sequence[str], test: Callable[[str], tuple[bool | None, Sequence[str]]]
+) -> Outcome:
+    """A claim that must hold on each corpus: those that were run decide, what is missing is named.
+
+    The test gives True, False, or None where its results decide nothing, with its evidence.
+    """
+    said: list[str] = []
+    needs: list[str] = []
+    found: list[bool] = []
+    for corpus in corpora:
+        named = evidence.shelf.corpus(corpus)
+        try:
+            holds, words = test(corpus)
+        except Missing as missing:
+            needs.append(str(missing))
+            continue
+        said += [f"{named}: {word}" for word in words]
+        if holds is None:
+            needs.append(f"{named}: more seeds, or models further apart")
+        else:
+            found.append(holds)
+    return Outcome("undecided" if not found else "holds" if all(found) else "does not hold", said, needs)

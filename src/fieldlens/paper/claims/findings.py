@@ -1,0 +1,113 @@
+"""Findings of our own."""
+
+import torch
+
+from fieldlens.draw import bias_by_distance
+from fieldlens.paper.artifacts.arxiv_openwebtext2 import MODELS, WINDOWS
+from fieldlens.paper.artifacts.diagonal_8 import fits
+from fieldlens.paper.artifacts.heatmap_8 import LENGTH
+from fieldlens.paper.claims import Outcome, claim, over
+from fieldlens.paper.evidence import Evidence, Missing
+from fieldlens.paper.printed import CORPORA, cells
+from fieldlens.paper.scale import LENGTHS
+from fieldlens.paper.shelf import MOST
+from fieldlens.receptive import cumulative
+from fieldlens.schemes import parse, scheme
+from fieldlens.schemes.smoothed import PRINTED, RECENT_POINTS
+
+FLOOR = 0.01
+TWINS = ("shift:6", "shift:8", "same:8")
+
+
+@claim(
+    "slope-floor", 1,
+    "Three columns of the paper's tables are the same numbers because slopes were kept from falling below 0.01, which "
+    "makes three models one.",
+    "Δ = 6, Δ = 8 and h = 8 are printed alike at every length of both tables; with slope_floor=0.01 their biases are "
+    "equal, and without one they are not.",
+    ours=True,
+)  # fmt: skip
+def slope_floor(evidence: Evidence) -> Outcome:
+    alike = all(
+        len({cells(f"tab:{corpus}")[corpus, model, length].value for model in TWINS}) == 1
+        for corpus in MOST
+        for length in LENGTHS
+    )
+    specs = ("alibi:shift=6", "alibi:shift=8", "alibi:same=8")
+    floored, free = (
+        [bias_by_distance(scheme(spec + more, 12, 64), 512, torch.empty(0, dtype=torch.float64)) for spec in specs]
+        for more in (f",slope_floor={FLOOR}", "")
+    )
+    same, other = (all(torch.equal(one, some[0]) for one in some) for some in (floored, free))
+    said = [
+        f"printed alike in {' and '.join(CORPORA[name] for name in MOST)}: {'yes' if alike else 'no'}",
+        f"biases equal with the floor: {'yes' if same else 'no'}; without: {'yes' if other else 'no'}",
+    ]
+    said += _trained(evidence)
+    return Outcome("holds" if alike and same and not other else "does not hold", said)
+
+
+def _trained(evidence: Evidence) -> list[str]:
+    """What the floor does to a trained model, where both were run."""
+    try:
+        with_it, without = (evidence.worst(model, "arxiv") for model in ("alibi:shift=6,slope_floor=0.01", "shift:6"))
+    except Missing:
+        return []
+    return [f"trained, Δ = 6 grows at most × {with_it:.3g} with the floor, × {without:.3g} without"]
+
+
+@claim(
+    "two-fits", 2,
+    "The printed log curve fits the whole row of Sandwich, not its 50 nearest points as the footnote says.",
+    f"Least squares on all {LENGTH} points lies nearer to the printed constants than on the nearest {RECENT_POINTS}.",
+    ours=True,
+)  # fmt: skip
+def two_fits(evidence: Evidence) -> Outcome:
+    found = fits()
+    off = {points: max(abs(a - b) for a, b in zip(fit, PRINTED, strict=True)) for points, fit in found.items()}
+    said = [f"{points} points: {a:.4f}·log(1 + Δ) {b:+.4f}" for points, (a, b) in found.items()]
+    return Outcome("holds" if off[LENGTH] < off[RECENT_POINTS] else "does not hold", said)
+
+
+@claim(
+    "exact-reach", 3,
+    "R layers with a window of w keys reach exactly R(w - 1) + 1 tokens back, not R·w.",
+    "In every measured window model the gradient is exactly zero before that, and not at it.",
+    ours=True,
+)  # fmt: skip
+def exact_reach(evidence: Evidence) -> Outcome:
+    layers = evidence.shelf.study.whole[0].recipe.layers
+
+    def test(corpus: str) -> tuple[bool | None, list[str]]:
+        found, said = [], []
+        for model in WINDOWS:
+            field, window = evidence.shelf.field(model, corpus), parse(evidence.shelf.spec(model))[1]["window"]
+            reach = layers * (window - 1) + 1
+            if field is None or reach >= field.length:
+                continue
+            norms_NT = field.norms_NT[field.defined]
+            last = int((norms_NT > 0).any(0).argmax())
+            found.append(field.length - last == reach)
+            said.append(f"w = {window}: {field.length - last}, by the formula {reach} (the paper's {layers * window})")
+        if not said:
+            raise evidence.missing(WINDOWS[0], corpus)
+        return all(found), said
+
+    return over(evidence, MOST, test)
+
+
+@claim(
+    "erf-as-printed", 4,
+    "The ERF as printed, min{m | c_m > .99}, is 1 for every model; the figures mean the maximum.",
+    "Computed as printed from every measured curve of the three experiments it is 1.",
+    ours=True,
+)  # fmt: skip
+def erf_as_printed(evidence: Evidence) -> Outcome:
+    def test(corpus: str) -> tuple[bool, list[str]]:
+        fields = [evidence.shelf.field(model, corpus) for model in MODELS]
+        found = [int((cumulative(one.shares()) > 0.99).argmax()) + 1 for one in fields if one is not None]
+        if not found:
+            raise evidence.missing(MODELS[0], corpus)
+        return set(found) == {1}, [f"{len(found)} curves: {sorted(set(found))}"]
+
+    return over(evidence, MOST, test)

@@ -1,0 +1,112 @@
+"""Pictures that only the paper needs: small matrices, the protocol's windows, gradients by position."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from fieldlens.draw import Curve, new_figure, tints
+from fieldlens.protocols import Window
+
+INPUT, TARGET, OUTSIDE = "#56B4E9", "#D55E00", "#EEEEEE"
+
+
+def small_matrices(panels: Mapping[str, tuple[Tensor, bool]]) -> Figure:
+    """Matrices of a few tokens, queries down, keys across, each from a bias by distance, nan where nothing is seen.
+
+    A cell shows its bias, or, of a matrix of scores, which query meets which key.
+    """
+    figure, axes = new_figure(len(panels))
+    for panel, (title, (line_N, scores)) in zip(axes, panels.items(), strict=True):
+        count = len(line_N)
+        least = float(np.nanmin(line_N.numpy())) or -1.0
+        for query in range(count):
+            for key in range(count):
+                value = float(line_N[query - key]) if query >= key else float("nan")
+                hidden = np.isnan(value)
+                text = "-∞" if hidden else f"q{query + 1}·k{key + 1}" if scores else f"{abs(value):.3g}"
+                sign = "-" if not (hidden or scores) and value < 0 else ""
+                _cell(panel, key, query, sign + text, None if hidden else 0.3 if scores else 0.75 * value / least)
+        panel.set_xlim(0, count)
+        panel.set_ylim(count, 0)
+        panel.set_aspect("equal")
+        panel.set_xticks(np.arange(count) + 0.5, [str(n + 1) for n in range(count)])
+        panel.set_yticks(np.arange(count) + 0.5, [str(n + 1) for n in range(count)])
+        panel.set_xlabel("key n", fontsize=7)
+        panel.set_ylabel("query m", fontsize=7)
+        panel.set_title(title, fontsize=8)
+    return figure
+
+
+def _cell(panel: Axes, key: int, query: int, text: str, depth: float | None) -> None:
+    """A square, the darker the deeper; grey without a depth."""
+    colour = OUTSIDE if depth is None else (1 - 0.66 * depth, 1 - 0.3 * depth, 1 - 0.09 * depth)
+    panel.add_patch(Rectangle((key, query), 1, 1, facecolor=colour, edgecolor="white", linewidth=1))
+    ink = "#777777" if depth is None else "black"
+    panel.text(key + 0.5, query + 0.5, text, fontsize=6, ha="center", va="center", color=ink)
+
+
+def window_rows(panels: Mapping[str, Sequence[Window]]) -> Figure:
+    """One panel per length, one row per target: the tokens that it is predicted from, and itself."""
+    figure, axes = new_figure(len(panels))
+    width = max(window.stop for windows in panels.values() for window in windows) + 1
+    for panel, (title, windows) in zip(axes, panels.items(), strict=True):
+        first = min(window.targets()[0].offset for window in windows)
+        for row, window in enumerate(windows):
+            targets = {target.offset for target in window.targets()}
+            for token in range(width):
+                inside = window.start <= token < window.stop
+                colour = TARGET if token in targets else INPUT if inside else OUTSIDE
+                panel.add_patch(Rectangle((token, row), 1, 0.8, facecolor=colour, edgecolor="white", linewidth=0.8))
+                if token in targets:
+                    panel.text(token + 0.5, row + 0.4, str(token - first + 1), fontsize=7, ha="center", va="center")
+        panel.set_xlim(0, width)
+        panel.set_ylim(len(windows), -0.2)
+        panel.set_xticks(np.arange(0, width, 2) + 0.5, [str(n + 1) for n in range(0, width, 2)])
+        panel.set_yticks([])
+        panel.spines["left"].set_visible(False)
+        panel.set_xlabel("token of the document", fontsize=7)
+        panel.set_title(title, fontsize=8)
+    handles = [Rectangle((0, 0), 1, 1, facecolor=colour) for colour in (INPUT, TARGET)]
+    figure.legend(handles, ["input", "target"], fontsize=7, frameon=False, loc="outside lower center", ncols=2)
+    return figure
+
+
+def position_curves(curves: Sequence[Curve]) -> Figure:
+    """Cumulative share of the tokens from each position on; the training length marked from both ends.
+
+    A mark at position L_tr shows whether a model reads what stood at the end of its training sequences, one at L - L_tr
+    where the most recent L_tr tokens begin.
+    """
+    figure, (panel,) = new_figure(1)
+    length = max(len(curve.middle) for curve in curves)
+    styles = ("-", "--", ":", "-.")
+    for number, ((tint, _), curve) in enumerate(zip(tints([curve.spec for curve in curves]), curves, strict=True)):
+        positions = np.arange(1, len(curve.middle) + 1)
+        panel.plot(
+            positions, curve.middle[::-1], color=tint, linewidth=1.2, linestyle=styles[number % 4], label=curve.label
+        )
+        panel.fill_between(positions, curve.low[::-1], curve.high[::-1], color=tint, alpha=0.15, linewidth=0)
+    for trained in sorted({curve.train_length for curve in curves if curve.train_length}):
+        for at, words in ((trained, f"L_tr = {trained}"), (length - trained, f"last {trained}")):
+            panel.axvline(at, color="#777777", linewidth=0.8, linestyle=":")
+            panel.annotate(
+                words,
+                (at, 1.0),
+                xycoords=("data", "axes fraction"),
+                fontsize=6,
+                color="#555555",
+                ha="center",
+                va="bottom",
+            )
+    panel.yaxis.set_major_formatter(ticker.PercentFormatter(1))
+    panel.set_ylim(0, 1.02)
+    panel.set_xlim(1, length)
+    panel.set_xlabel("position of the token, oldest first", fontsize=7)
+    panel.set_ylabel("share of this and later tokens", fontsize=7)
+    figure.legend(*panel.get_legend_handles_labels(), fontsize=6.5, frameon=False, loc="outside lower center", ncols=2)
+    return figure

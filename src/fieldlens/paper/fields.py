@@ -1,0 +1,77 @@
+"""Receptive fields as the paper's figures show them: curves with their legends, and what is read from them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fieldlens.advice import coverage
+from fieldlens.draw import Curve
+from fieldlens.paper.printed import receptive_fields
+from fieldlens.paper.scale import TRAINED, heading, spec_of
+from fieldlens.paper.shelf import Shelf
+from fieldlens.receptive import ReceptiveField
+from fieldlens.schemes import parse, registry
+from fieldlens.sheet import Sheet
+
+MEASURED = 2048
+"""Tokens that the paper measures at."""
+
+
+def curves(shelf: Shelf, models: Sequence[str], corpus: str, trained: int = TRAINED) -> list[Curve]:
+    """A line for each model that was measured; its label names the paper's value, ours, and where it reaches 99 %."""
+    found = []
+    for model in models:
+        field = shelf.field(model, corpus, trained)
+        if field is not None:
+            named = _named(shelf, model)
+            found.append(field.curve(shelf.spec(model))._replace(label=f"{named}: ERF {bounded(field)}"))
+    return found
+
+
+def bounded(field: ReceptiveField) -> str:
+    """The ERF; as a bound where the field does not end within the length."""
+    return f"> {field.erf(0.99):,}" if field.saturated() else f"{field.erf(0.99):,}"
+
+
+def reading(
+    shelf: Shelf, models: Sequence[str], corpus: str, trained: int = TRAINED
+) -> tuple[Sheet, list[dict[str, Any]]]:
+    """What is read from the curves: ERF in units of the training length, coverage, and the theoretical reach."""
+    printed, rows, records = receptive_fields(), [], []
+    for model in models:
+        field, spec = shelf.field(model, corpus, trained), shelf.spec(model)
+        paper = printed.get((corpus, model))
+        window = parse(spec)[1].get("window")
+        layers = shelf.study.whole[0].recipe.layers
+        share = coverage(field)["share"] if field is not None else None
+        reach = f"{layers * (window - 1) + 1:,} ({layers * window:,})" if window else "–"
+        length = shelf.length(trained)
+        rows.append([
+            _named(shelf, model),
+            f"{paper / TRAINED:.2f}" if paper else "–",
+            "–" if field is None else f"{'> ' if field.saturated() else ''}{field.erf(0.99) / length:.2f}",
+            "–" if field is None else bounded(field),
+            "–" if share is None else f"{share:.1%}",
+            reach,
+        ])  # fmt: skip
+        records.append({
+            "corpus": corpus, "model": model, "spec": spec, "trained": length, "paper_erf": paper,
+            "erf": field and field.erf(0.99), "saturated": field and field.saturated(), "coverage": share,
+            "segments": field and len(field.norms_NT), "exact_trf": layers * (window - 1) + 1 if window else None,
+        })  # fmt: skip
+    columns = ["model", "ERF / L_tr, paper", "ours", "ERF", "coverage", "TRF exact (paper's formula)"]
+    return Sheet(columns, rows, f"{shelf.corpus_label(corpus)}: what the curves say"), records
+
+
+def distance(a: ReceptiveField, b: ReceptiveField) -> float:
+    """How far apart two curves lie: the largest gap between their cumulative shares, from 0 to 1."""
+    first, second = (np.cumsum(one.shares()[::-1]) for one in (a, b))
+    shared = min(len(first), len(second))
+    return float(abs(first[:shared] - second[:shared]).max())
+
+
+def _named(shelf: Shelf, model: str) -> str:
+    if spec_of(model) == shelf.spec(model) or model in registry():
+        return model  # the paper knows one of each
+    return heading(spec_of(model), shelf.spec(model))

@@ -1,0 +1,81 @@
+"""The claims page: every claim with its test, evidence and verdict, as HTML and as Markdown."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fieldlens import report
+from fieldlens.checkpoint import replace_file
+from fieldlens.paper.artifact import CAVEAT, cut
+from fieldlens.paper.claims import VERDICTS, Judged
+from fieldlens.paper.shelf import Shelf
+from fieldlens.sheet import Sheet
+
+TITLE = "What the paper claims, and what our results say"
+HOW = (
+    "Every verdict is computed from results by the test that stands beside it; none is written by hand. Seeds are "
+    "pooled: the loss of a target is its mean over seeds. Where several corpora are asked, those that were run decide, "
+    "and each must agree. A claim that does not hold is a finding about this size of model and text, not the last word."
+)
+
+
+def sheet_of(found: Sequence[Judged]) -> Sheet:
+    """One line per claim."""
+    rows = [["ours" if one.ours else "paper", one.name, one.verdict, one.says] for one in found]
+    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
+    title = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return Sheet(["whose", "claim", "verdict", "what it says"], rows, title)
+
+
+def write_pages(shelf: Shelf, found: Sequence[Judged], out: Path) -> list[Path]:
+    """Write claims.html and claims.md into a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in (("claims.html", html(shelf, found)), ("claims.md", markdown(shelf, found))):
+        replace_file(out / name, text.encode())
+        written.append(out / name)
+    return written
+
+
+def markdown(shelf: Shelf, found: Sequence[Judged]) -> str:
+    """The page for a repository."""
+    lines = [f"# {TITLE}", "", HOW, "", *(f"{note}\n" for note in _notes(shelf))]
+    lines += [f"{sheet_of(found).title}.", ""]
+    for ours, heading in ((False, "The paper's claims"), (True, "Findings of our own")):
+        lines += [f"## {heading}", ""]
+        for one in (one for one in found if one.ours == ours):
+            lines += [f"### {one.name}: {one.verdict}", "", one.says, "", f"*Test:* {one.rule}", ""]
+            lines += [f"- {word}" for word in one.evidence]
+            lines += [f"- {word}" for word in _open(one)]
+            lines += [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def html(shelf: Shelf, found: Sequence[Judged]) -> str:
+    """The same as one HTML file."""
+    counts = [(verdict, sum(one.verdict == verdict for one in found)) for verdict in VERDICTS]
+    blocks: list[report.Block] = [
+        report.cards(*(report.Card(str(count), verdict) for verdict, count in counts)),
+        report.text(HOW),
+        report.note("info", *_notes(shelf)),
+    ]
+    for ours, heading in ((False, "The paper's claims"), (True, "Findings of our own")):
+        some = [one for one in found if one.ours == ours]
+        rows = [[one.name, one.verdict, one.says] for one in some]
+        blocks += [report.heading(heading), report.table(["claim", "verdict", "what it says"], rows)]
+        for one in some:
+            evidence = [[word] for word in (*one.evidence, *_open(one))]
+            inner = [report.text(one.says, f"**Test:** {one.rule}"), report.table(["evidence"], evidence)]
+            blocks.append(report.details(f"{one.name}: {one.verdict}", inner))
+    study = shelf.study
+    return report.page(TITLE, study.title, blocks, {"from the results of": study.name})
+
+
+def _open(one: Judged) -> list[str]:
+    """What is left to do."""
+    found = [f"not there yet: {', '.join(one.needs)}"] if one.needs else []
+    return found + ([f"what would decide: {one.decides}"] if one.decides else [])
+
+
+def _notes(shelf: Shelf) -> list[str]:
+    notes = [f"From {cut(shelf.study.whole, shelf)} of study `{shelf.study.name}`, trained on {shelf.trained} tokens."]
+    return notes + ([CAVEAT] if shelf.corpus("arxiv") != "arxiv" else [])

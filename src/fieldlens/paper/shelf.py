@@ -1,0 +1,148 @@
+"""The shelf: a study's results, found by the paper's own names for models, corpora and lengths."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fieldlens.errors import BadInput
+from fieldlens.evaluation import Evaluation
+from fieldlens.paper.printed import CORPORA
+from fieldlens.paper.scale import TRAINED, scaled, spec_of, unscaled
+from fieldlens.receptive import ReceptiveField
+from fieldlens.study.page import Result, read_result
+from fieldlens.study.plan import Job, Study
+from fieldlens.study.state import Places, state_of
+
+STAND_INS = {"arxiv": "latex", "openwebtext2": "prose", "github": "code"}
+"""What stands for each of the paper's corpora where they are not at hand."""
+
+MOST = ("arxiv", "openwebtext2")
+ALL = tuple(CORPORA)
+
+
+class Shelf:
+    """Results of one study that are there, whole, and what the study asks for; all others are as if they were not."""
+
+    def __init__(self, study: Study, folder: Path) -> None:
+        self.study, self.folder = study, folder
+        self._read: dict[str, Result] = {}
+        found = [job.recipe.length for job in study.whole if job.recipe.scheme == "sandwich"]
+        if not found:
+            raise BadInput(f"study '{study.name}' trains no sandwich: it is not the paper's")
+        self.trained = found[0]
+
+    @property
+    def factor(self) -> float:
+        """How many times shorter than the paper's training length ours is."""
+        return TRAINED / self.trained
+
+    @cached_property
+    def states(self) -> dict[str, str]:
+        """done, stale, or missing, of every job by its name; told from recorded addresses and pinned hashes alone."""
+        places = Places(self.folder, self.folder)
+        found = {job.name: state_of(job, places, self.study.pins, locks=False) for job in self.study.whole}
+        return {name: state if state in ("done", "stale") else "missing" for name, state in found.items()}
+
+    def corpus(self, name: str) -> str:
+        """The corpus of this study that stands for one of the paper's."""
+        there = {job.recipe.corpus for job in self.study.whole}
+        return name if name in there else STAND_INS[name]
+
+    def corpus_label(self, name: str) -> str:
+        """Both names."""
+        ours = self.corpus(name)
+        return CORPORA[name] if ours == name else f"{CORPORA[name]} | {ours}"
+
+    def length(self, paper: int) -> int:
+        """A length of the paper's in ours."""
+        return round(paper / self.factor)
+
+    def spec(self, model: str, control: bool = False) -> str:
+        """The spec of one of the paper's models here: scaled, or with the paper's own distances as a control."""
+        own = spec_of(model)
+        return unscaled(own, self.trained) if control else scaled(own, self.factor)
+
+    def jobs(
+        self, models: Sequence[str], corpora: Sequence[str] = ALL, trained: int = TRAINED, control: bool = False
+    ) -> list[Job]:
+        """The jobs of some of the paper's models; with the same training length in the paper's units."""
+        wanted = {self.spec(model, control) for model in models}
+        here = {self.corpus(name) for name in corpora}
+        length = self.length(trained)
+        return [
+            job
+            for job in self.study.whole
+            if job.recipe.scheme in wanted and job.recipe.corpus in here and job.recipe.length == length
+        ]
+
+    def result(self, job: Job) -> Result | None:
+        """A job's result; nothing unless it is what the study asks for."""
+        if self.states[job.name] != "done":
+            return None
+        if job.name not in self._read:
+            self._read[job.name] = read_result(self.folder / job.name)
+        return self._read[job.name]
+
+    def results(self, model: str, corpus: str, trained: int = TRAINED, control: bool = False) -> dict[int, Result]:
+        """The results of one model by seed."""
+        found = [(job, self.result(job)) for job in self.jobs([model], [corpus], trained, control)]
+        return {job.recipe.seed: one for job, one in found if one is not None}
+
+    def evaluations(
+        self, model: str, corpus: str, trained: int = TRAINED, control: bool = False, **asked: Any
+    ) -> dict[int, Evaluation]:
+        """Its evaluations by seed: the first by the paper's protocol, or the one with these answers."""
+        found = {}
+        for seed, one in self.results(model, corpus, trained, control).items():
+            questions = zip(one.about["evaluations"], one.evaluations, strict=True)
+            fitting = [each for question, each in questions if _fits(question, asked)]
+            if fitting:
+                found[seed] = fitting[0]
+        return found
+
+    def pooled(
+        self, model: str, corpus: str, trained: int = TRAINED, control: bool = False, **asked: Any
+    ) -> Evaluation | None:
+        """One evaluation for all seeds that did not diverge: the mean loss of each target."""
+        alive = [one for one in self.evaluations(model, corpus, trained, control, **asked).values() if one.losses]
+        if not alive:
+            return None
+        lengths = sorted(set.intersection(*(set(one.losses) for one in alive)))
+        losses = {n: torch.stack([one.losses[n].double() for one in alive]).mean(0) for n in lengths}
+        return dataclasses.replace(alive[0], losses=losses)
+
+    def field(self, model: str, corpus: str, trained: int = TRAINED, control: bool = False) -> ReceptiveField | None:
+        """One receptive field for all seeds: that of all their segments."""
+        some = [one.measurement for one in self.results(model, corpus, trained, control).values()]
+        fields = [one.field for one in some if one is not None and not one.field.status]
+        if not fields:
+            return None
+        return dataclasses.replace(fields[0], norms_NT=np.concatenate([one.norms_NT for one in fields]))
+
+    def seconds(self, model: str, corpus: str, trained: int = TRAINED, stage: str = "train") -> dict[int, float]:
+        """How long a stage took, by seed; nothing where it was not noted."""
+        found = {}
+        for seed, one in self.results(model, corpus, trained).items():
+            try:
+                noted = json.loads((self.folder / one.name / "timings.json").read_bytes())
+                found[seed] = float(noted[stage])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def seeds(self, jobs: Sequence[Job]) -> list[int]:
+        """The seeds of which some result is there."""
+        return sorted({job.recipe.seed for job in jobs if self.states[job.name] == "done"})
+
+
+def _fits(question: dict[str, Any], asked: dict[str, Any]) -> bool:
+    """Whether a question is the one meant; without a word of it, the first without a window by the paper's protocol."""
+    wanted = {"protocol": "last-token", "window": None, **asked}
+    given = {"protocol": "last-token", "window": None, **question}
+    return all(given.get(key) == value for key, value in wanted.items())

@@ -1,0 +1,134 @@
+"""Parity: the strings are what they say, small models learn short ones, and a trial is done once."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from shelving import Told
+
+from fieldlens.cli import main
+from fieldlens.paper import parity
+from fieldlens.paper.artifact import find, redraw, state
+from fieldlens.paper.claims import judge_one, registry
+from fieldlens.paper.evidence import Evidence
+from fieldlens.paper.parity import SCHEMES, SEEDS, Task, Trial, perform, strings
+from fieldlens.paper.shelf import Shelf
+from fieldlens.results import write_json
+from fieldlens.study.plan import Study, read_study
+
+QUICK = Task(
+    longest=2, tested=(1, 2, 6), trials=128, layers=2, width=32, heads=2, batch=64, steps=200, learning_rate=3e-3,
+    warmup=10, look_every=10,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return read_study("paper")
+
+
+def written(folder: Path, near: float, far: float, seeds: int = 3) -> None:
+    """Results of every scheme, with these accuracies up to 20 bits and beyond."""
+    for scheme in SCHEMES:
+        for seed in SEEDS[:seeds]:
+            one = Trial(scheme, seed)
+            found = {str(bits): near if bits <= 20 else far for bits in one.task.tested}
+            content = {"kind": parity.KIND, "address": one.address, "scheme": scheme, "seed": seed, "accuracy": found}
+            write_json(one.file(folder / "parity"), content)
+
+
+def test_strings_end_in_a_separator_and_are_labelled_by_their_ones() -> None:
+    bits_B = torch.tensor([1, 4, 7, 7])
+    ids_BT, parity_B = strings(bits_B, torch.Generator().manual_seed(0))
+    for ids, bits, odd in zip(ids_BT.tolist(), bits_B.tolist(), parity_B.tolist(), strict=True):
+        assert set(ids[:bits]) <= {0, 1}
+        assert ids[bits] == parity.SEPARATOR
+        assert set(ids[bits + 1 :]) <= {parity.FILLING}
+        assert ids[:bits].count(1) % 2 == odd
+
+
+def test_both_answers_come_as_often() -> None:
+    _, parity_B = strings(torch.full((4000,), 9), torch.Generator().manual_seed(0))
+    assert abs(float(parity_B.double().mean()) - 0.5) < 0.03
+
+
+def test_what_fills_a_string_up_changes_no_answer() -> None:
+    model, _ = parity.train(Trial("kerple", 1, Task(longest=2, layers=1, width=16, heads=2, batch=4, steps=2)))
+    bits_B = torch.tensor([2, 5])
+    ids_BT, _ = strings(bits_B, torch.Generator().manual_seed(0))
+    together = parity.answers(model, ids_BT, bits_B)[0]
+    alone = model(ids_BT[:1, :3])[0, -1]
+    assert together.tolist() == pytest.approx(alone.tolist(), abs=1e-5)
+
+
+def test_a_small_model_learns_short_strings(tmp_path: Path) -> None:
+    perform(Trial("alibi", 1, QUICK), tmp_path)
+    found = Trial("alibi", 1, QUICK).accuracy(tmp_path)
+    assert found is not None
+    assert min(found[1], found[2]) > 0.95
+
+
+def test_a_trial_is_done_once_and_gives_the_same_again(tmp_path: Path) -> None:
+    trial = Trial("kerple", 1, dataclasses.replace(QUICK, steps=3))
+    assert trial.state(tmp_path) == "missing"
+    perform(trial, tmp_path)
+    text = trial.file(tmp_path).read_bytes()
+    stamp = trial.file(tmp_path).stat().st_mtime_ns
+    perform(trial, tmp_path)
+    assert trial.file(tmp_path).stat().st_mtime_ns == stamp
+    trial.file(tmp_path).unlink()
+    perform(trial, tmp_path)
+    assert trial.file(tmp_path).read_bytes() == text
+
+
+def test_another_task_makes_a_trial_stale(tmp_path: Path) -> None:
+    written(tmp_path, 1.0, 0.5)
+    assert Trial("none", 1235).state(tmp_path / "parity") == "done"
+    assert Trial("none", 1235, QUICK).state(tmp_path / "parity") == "stale"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"kind": "fieldlens parity", "accuracy": {"1": 7}}'])
+def test_hostile_files_are_no_results(tmp_path: Path, content: str) -> None:
+    trial = Trial("none", 1235)
+    trial.file(tmp_path).write_text(content)
+    assert trial.state(tmp_path) in ("stale", "missing")
+    assert trial.accuracy(tmp_path) is None
+
+
+def test_the_artifact_draws_and_tells_its_state(study: Study, tmp_path: Path) -> None:
+    shelf = Shelf(study, tmp_path)
+    assert state(find("parity"), shelf, tmp_path / "out")["state"] == "missing"
+    written(tmp_path, 0.95, 0.5, seeds=2)
+    drawn, files = redraw(find("parity"), shelf, tmp_path / "out")
+    assert {path.suffix for path in files} == {".png", ".svg", ".md", ".tex", ".csv"}
+    assert drawn.sheets[0].rows[0][:2] == ["sandwich", "95.0% ± 0.0%"]
+    told = state(find("parity"), shelf, tmp_path / "out")
+    assert (told["state"], told["why"]) == ("partial", "12 of 18 runs")
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "verdict"), [(0.95, 0.5, "holds"), (0.95, 0.9, "does not hold"), (0.6, 0.5, "undecided")]
+)
+def test_the_claim_needs_something_learnt(study: Study, tmp_path: Path, near: float, far: float, verdict: str) -> None:
+    written(tmp_path, near, far)
+    found = judge_one(registry()["parity-fails"], Evidence(Shelf(study, tmp_path)))
+    assert found.verdict == verdict
+    assert len(found.evidence) == len(SCHEMES)
+
+
+def test_without_results_the_claim_is_undecided(study: Study) -> None:
+    found = judge_one(registry()["parity-fails"], Evidence(Told(study, there=lambda job: False)))
+    assert (found.verdict, found.evidence) == ("undecided", ())
+
+
+def test_the_command_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr("fieldlens.paper.artifacts.parity.perform", lambda trial, *_: made.append(trial.name))
+    written(tmp_path, 1.0, 0.5)
+    main(["paper", "parity", "--run", "--results", str(tmp_path), "--out", str(tmp_path / "out"), "--json"])
+    assert len(made) == len(SCHEMES) * len(SEEDS)
+    assert json.loads(capsys.readouterr().out)["drawn"][0]["name"] == "parity"
