@@ -1,7 +1,9 @@
 """fieldlens paper: every table, figure and claim of the paper, from the results that are there."""
 
 import json
+import os
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,11 +98,13 @@ def _run(
     names = dict.fromkeys(job.name for one in chosen for job in one.jobs(shelf))
     if names:
         shelf.study.only(tuple(names)).check_corpora(corpora)
-        study(
-            which, out=shelf.folder, runs=runs, corpora=corpora, only=tuple(names), workers=workers, nice=nice,
-            machine=machine,
-        )  # fmt: skip
+        with redirect_stdout(sys.stderr):  # what the study says is not what this command was asked for
+            study(
+                which, out=shelf.folder, runs=runs, corpora=corpora, only=tuple(names), workers=workers, nice=nice,
+                machine=machine,
+            )  # fmt: skip
     machine.start()
+    os.nice(nice)
     for one in chosen:
         one.run(shelf, lambda line: print(line, file=sys.stderr, flush=True))
 
