@@ -10,7 +10,7 @@ import pytest
 from shelving import Told
 
 from fieldlens.paper.artifacts import sinusoidal_128_512
-from fieldlens.paper.claims import findings, judge_one, judged, registry
+from fieldlens.paper.claims import findings, judge_one, judged, registry, settled
 from fieldlens.paper.evidence import Evidence, plateau
 from fieldlens.paper.page import html, markdown
 from fieldlens.paper.shelf import Shelf
@@ -155,6 +155,32 @@ def test_one_corpus_against_another_does_not_hold(study: Study) -> None:
     found = judge_one(registry()["alibi-rises"], Evidence(shelf))
     assert found.verdict == "does not hold"
     assert [word.split(":")[0] for word in found.evidence] == ["latex", "prose", "code"]
+
+
+def test_one_no_outweighs_and_a_doubt_stays() -> None:
+    assert settled([True, None, False]) is False
+    assert settled([True, None]) is None
+    assert settled([True, True]) is True
+
+
+@pytest.mark.parametrize(("cost", "verdict"), [(0.02, "holds"), (0.0, "does not hold"), (0.2, "does not hold")])
+def test_a_cache_must_cost_sandwich_a_little(study: Study, cost: float, verdict: str) -> None:
+    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+        return 3.0 + cost * (asked.get("window") is not None and job.recipe.scheme == "sandwich")
+
+    shelf = Told(study, law, there=first_wave)
+    assert judge_one(registry()["sliding-cache"], Evidence(shelf)).verdict == verdict
+
+
+def test_a_rise_that_is_not_certain_decides_nothing(study: Study) -> None:
+    """One document of twelve is much worse at long lengths: more than 1 % in the mean, and no evidence."""
+    shelf = Told(study, there=first_wave)
+    (job,) = [job for job in shelf.jobs(["alibi"], ["arxiv"]) if first_wave(job)]
+    found = shelf.result(job)
+    assert found is not None
+    for length in (256, 512, 1024, 2048):
+        found.evaluations[0].losses[length][:3] += 1.0
+    assert judge_one(registry()["alibi-rises"], Evidence(shelf)).verdict == "undecided"
 
 
 def test_dimensions_that_do_not_differ_decide_nothing(study: Study) -> None:

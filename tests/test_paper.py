@@ -184,6 +184,9 @@ def test_every_artifact_redraws_from_results_alone(
         assert all(Path(file).stat().st_size for file in drawn[name])
     assert "stood for by latex" in (tmp_path / "arxiv.md").read_text()
     assert "w 40 \\| 10" in (tmp_path / "arxiv.md").read_text()
+    latex = (tmp_path / "arxiv.tex").read_text()
+    assert r"$\Delta$ -3 $|$ -5" in latex
+    assert "latex" in (tmp_path / "arxiv_sec3.svg").read_text()
     main(["paper", "--results", str(first_wave), "--out", str(tmp_path), "--json"])
     states = {row["name"]: row for row in json.loads(capsys.readouterr().out)["artifacts"]}
     assert states["arxiv"]["state"] == "partial"

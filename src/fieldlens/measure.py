@@ -134,7 +134,7 @@ class Measurement:
 def save_measurement(one: Measurement, path: Path) -> None:
     """Write a JSON file, and the norms beside it; heat maps and the evaluations of a check are left out."""
     write_json(path, one.to_json())
-    layers = {f"layer_{number}": shares_T.astype(np.float32) for number, shares_T in one.layers.items()}
+    layers = {f"layer_{number}": shares_T.astype(np.float16) for number, shares_T in one.layers.items()}
     write_arrays(path.with_suffix(".npz"), {"norms": one.field.norms_NT.astype(np.float32), **layers})
 
 
@@ -152,7 +152,8 @@ def read_measurement(path: Path) -> Measurement:
         found = ReceptiveField(
             norms_NT, field["average"], field["name"], field["train_length"], bos, field["undefined_reason"]
         )
-        layers = {int(name[6:]): shares_T for name, shares_T in arrays.items() if name.startswith("layer_")}
+        wide = {name: array.astype(np.float64) for name, array in arrays.items() if name.startswith("layer_")}
+        layers = {int(name[6:]): shares_T for name, shares_T in wide.items()}
         return Measurement(about, found, layers, probe=about["probe"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, BadInput):

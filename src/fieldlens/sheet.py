@@ -10,6 +10,7 @@ _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "±": r"$\pm$", "†": r"$^\dagger$", "*": r"$^\ast$", "≥": r"$\geq$", "<": r"$<$", ">": r"$>$", "–": "--",
+    "Δ": r"$\Delta$", "×": r"$\times$", "·": r"$\cdot$", "→": r"$\rightarrow$", "|": r"$|$",
 }  # fmt: skip
 
 

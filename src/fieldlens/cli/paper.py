@@ -1,6 +1,7 @@
 """fieldlens paper: every table, figure and claim of the paper, from the results that are there."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,6 +89,7 @@ def _run(
         places = Places(shelf.folder, runs or Path("runs") / shelf.study.name)
         conduct(shelf.study.only(tuple(names)), places, corpora, crew, machine)
     machine.start()
+    os.nice(crew.nice)
     for one in chosen:
         one.run(shelf, lambda line: print(line, file=sys.stderr, flush=True))
 

@@ -11,7 +11,7 @@ from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import Shelf
 from fieldlens.receptive import ReceptiveField
 from fieldlens.statistics import Paired, sign_flip
-from fieldlens.verdict import EXPLOSION
+from fieldlens.verdict import ALPHA, EXPLOSION
 
 
 class Missing(Exception):
@@ -25,7 +25,7 @@ class Evidence:
         self.shelf = shelf
         self._verdicts: dict[tuple[str, str, int], dict[str, Any]] = {}
 
-    def name(self, model: str, corpus: str, trained: int = TRAINED) -> str:
+    def name(self, model: str, trained: int = TRAINED) -> str:
         """How a run is called in evidence."""
         longer = f" trained on {self.shelf.length(trained)}" if trained != TRAINED else ""
         return f"{self.shelf.spec(model)}{longer}"
@@ -44,8 +44,8 @@ class Evidence:
             raise self.missing(model, corpus, trained)
         return found
 
-    def missing(self, model: str, corpus: str, trained: int = TRAINED) -> Missing:
-        return Missing(f"{self.name(model, corpus, trained)} on {self.shelf.corpus(corpus)}")
+    def missing(self, model: str, corpus: str, trained: int = TRAINED, why: str = "") -> Missing:
+        return Missing(f"{self.name(model, trained)} on {self.shelf.corpus(corpus)}{why}")
 
     def verdict(self, model: str, corpus: str, trained: int = TRAINED) -> dict[str, Any]:
         """What becomes of the loss past the training length."""
@@ -54,12 +54,19 @@ class Evidence:
             self._verdicts[key] = self.losses(model, corpus, trained).verdict
         found = self._verdicts[key]
         if found["verdict"] is None:
-            raise Missing(f"{self.name(model, corpus, trained)} on {self.shelf.corpus(corpus)}: {found['reason']}")
+            raise self.missing(model, corpus, trained, f": {found['reason']}")
         return found
 
     def worst(self, model: str, corpus: str, trained: int = TRAINED) -> float:
         """The largest perplexity past the training length, over that at it."""
         return max(row["ratio"] for row in self.verdict(model, corpus, trained)["evidence"])
+
+    def moves(self, model: str, corpus: str) -> tuple[bool, bool, bool]:
+        """Whether loss past the training length is significantly lower somewhere, higher somewhere, and within 1 %."""
+        rows = self.verdict(model, corpus)["evidence"]
+        sure = [row["difference"] for row in rows if row["p_holm"] is not None and row["p_holm"] < ALPHA]
+        still = all(abs(row["difference"]) <= math.log1p(CLOSE_ENOUGH) for row in rows)
+        return any(found < 0 for found in sure), any(found > 0 for found in sure), still
 
     def explodes(self, model: str, corpus: str, trained: int = TRAINED) -> bool:
         return self.worst(model, corpus, trained) >= EXPLOSION
@@ -78,7 +85,7 @@ class Evidence:
         found = self.losses(model, corpus, trained, **asked)
         here = self.shelf.length(length)
         if here not in found.losses:
-            raise Missing(f"{self.name(model, corpus, trained)} on {self.shelf.corpus(corpus)} at {here} tokens")
+            raise self.missing(model, corpus, trained, f" at {here} tokens")
         return math.exp(min(700.0, float(found.quantities(here).mean())))
 
     def difference(self, one: Evaluation, other: Evaluation, length: int, other_length: int | None = None) -> Paired:
@@ -88,6 +95,11 @@ class Evidence:
             for each, at in ((one, length), (other, length if other_length is None else other_length))
         )
         return sign_flip(a - b, one.units()[0])
+
+
+def sure(found: Paired) -> bool:
+    """Whether a difference is significant."""
+    return found.p is not None and found.p < ALPHA
 
 
 def share(value: float) -> str:

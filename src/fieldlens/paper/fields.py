@@ -14,9 +14,6 @@ from fieldlens.receptive import ReceptiveField
 from fieldlens.schemes import parse, registry
 from fieldlens.sheet import Sheet
 
-MEASURED = 2048
-"""Tokens that the paper measures at."""
-
 
 def curves(shelf: Shelf, models: Sequence[str], corpus: str, trained: int = TRAINED) -> list[Curve]:
     """A line for each model that was measured; its label names the paper's value, ours, and where it reaches 99 %."""

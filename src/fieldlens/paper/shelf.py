@@ -136,10 +136,6 @@ class Shelf:
                 continue
         return found
 
-    def seeds(self, jobs: Sequence[Job]) -> list[int]:
-        """The seeds of which some result is there."""
-        return sorted({job.recipe.seed for job in jobs if self.states[job.name] == "done"})
-
 
 def _fits(question: dict[str, Any], asked: dict[str, Any]) -> bool:
     """Whether a question is the one meant; without a word of it, the first without a window by the paper's protocol."""

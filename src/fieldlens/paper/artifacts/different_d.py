@@ -5,6 +5,7 @@ from fieldlens.draw import one_head, perplexity_lines
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.artifacts.heatmap_8 import HEADS, biases
 from fieldlens.paper.cells import record, row_heading, score
+from fieldlens.paper.diagrams import on_corpus
 from fieldlens.paper.scale import LENGTHS
 from fieldlens.paper.shelf import Shelf
 from fieldlens.sheet import Sheet
@@ -35,5 +36,6 @@ class DifferentD(Artifact):
         evaluated = [one for model in MODELS for one in shelf.evaluations(model, CORPUS).values()]
         figures = {"": one_head(biases(*MODELS), HEADS, True)}
         if any(one.losses for one in evaluated):
-            figures["-trained"] = perplexity_lines(compare(evaluated).lines())
+            trained = perplexity_lines(compare(evaluated).lines())
+            figures["-trained"] = on_corpus(trained, shelf.corpus_label(CORPUS))
         return Drawn([Sheet(columns, rows, title)], figures, records)

@@ -9,6 +9,7 @@ from fieldlens.errors import BadInput
 from fieldlens.evaluation import Evaluation
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.cells import both, record, row_heading, score
+from fieldlens.paper.diagrams import on_corpus
 from fieldlens.paper.printed import cells
 from fieldlens.paper.scale import LENGTHS
 from fieldlens.paper.shelf import ALL, Shelf
@@ -53,7 +54,8 @@ class MainTable(Artifact):
             sheets.append(Sheet(columns, rows, f"{shelf.corpus_label(corpus)} (paper · ours)", _said(shelf, found)))
             if found is not None:
                 tested += _tests(corpus, found) if _against_sandwich(shelf, found) else []
-                figures[f"-{shelf.corpus(corpus)}"] = perplexity_lines(_lines(shelf, found))
+                figure = perplexity_lines(_lines(shelf, found))
+                figures[f"-{shelf.corpus(corpus)}"] = on_corpus(figure, shelf.corpus_label(corpus))
         return Drawn([*sheets, *_sheet_of_tests(tested)], figures, records)
 
     def _models(self, shelf: Shelf, corpus: str) -> list[str]:

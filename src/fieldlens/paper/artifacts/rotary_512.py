@@ -1,7 +1,7 @@
 """Rotary: its cumulative gradient leaves the training length."""
 
 from fieldlens.paper.artifact import Artifact, Drawn
-from fieldlens.paper.diagrams import position_curves
+from fieldlens.paper.diagrams import on_corpus, position_curves
 from fieldlens.paper.fields import curves, reading
 from fieldlens.paper.shelf import Shelf
 from fieldlens.study.plan import Job
@@ -17,4 +17,6 @@ class Rotary(Artifact):
     def draw(self, shelf: Shelf) -> Drawn:
         sheet, records = reading(shelf, ["rotary"], "arxiv")
         found = curves(shelf, ["rotary"], "arxiv")
-        return Drawn([sheet], {"": position_curves(found)} if found else {}, records)
+        return Drawn(
+            [sheet], {"": on_corpus(position_curves(found), shelf.corpus_label("arxiv"))} if found else {}, records
+        )

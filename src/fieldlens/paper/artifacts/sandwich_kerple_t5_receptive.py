@@ -2,6 +2,7 @@
 
 from fieldlens.draw import field_curves
 from fieldlens.paper.artifact import Artifact, Drawn
+from fieldlens.paper.diagrams import on_corpus
 from fieldlens.paper.fields import curves, distance, reading
 from fieldlens.paper.shelf import Shelf
 from fieldlens.sheet import Sheet
@@ -22,7 +23,8 @@ class SandwichKerpleT5(Artifact):
     def draw(self, shelf: Shelf) -> Drawn:
         sheet, records = reading(shelf, (*ALIKE, *OTHERS), "arxiv")
         found = curves(shelf, (*ALIKE, *OTHERS), "arxiv")
-        return Drawn([sheet, _distances(shelf)], {"": field_curves(found)} if found else {}, records)
+        figures = {"": on_corpus(field_curves(found), shelf.corpus_label("arxiv"))} if found else {}
+        return Drawn([sheet, _distances(shelf)], figures, records)
 
 
 def _distances(shelf: Shelf) -> Sheet:

@@ -5,6 +5,7 @@ from typing import ClassVar
 from fieldlens.draw import field_curves
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import WINDOWS
+from fieldlens.paper.diagrams import on_corpus
 from fieldlens.paper.fields import curves, reading
 from fieldlens.paper.printed import CORPORA
 from fieldlens.paper.shelf import Shelf
@@ -24,7 +25,9 @@ class CumulativeGradients(Artifact):
     def draw(self, shelf: Shelf) -> Drawn:
         sheet, records = reading(shelf, self.models, self.corpus)
         found = curves(shelf, self.models, self.corpus)
-        return Drawn([sheet], {"": field_curves(found)} if found else {}, records)
+        return Drawn(
+            [sheet], {"": on_corpus(field_curves(found), shelf.corpus_label(self.corpus))} if found else {}, records
+        )
 
 
 class ArXivWindows(CumulativeGradients):

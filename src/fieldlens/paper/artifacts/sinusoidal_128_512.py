@@ -1,7 +1,7 @@
 """Sinusoidal at two training lengths: the gradient jumps where training ended."""
 
 from fieldlens.paper.artifact import Artifact, Drawn
-from fieldlens.paper.diagrams import position_curves
+from fieldlens.paper.diagrams import on_corpus, position_curves
 from fieldlens.paper.fields import curves, reading
 from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import Shelf
@@ -56,4 +56,6 @@ class Sinusoidal(Artifact):
         found += [one._replace(label=f"L_tr {TRAINED} | {shelf.trained}, scale 0.02") for one in quiet]
         columns = ["trained on", "coverage", "jump at token", "of the mean"]
         sheet = Sheet(columns, rows, f"{shelf.corpus_label('arxiv')}: the jump")
-        return Drawn([sheet], {"": position_curves(found)} if found else {}, records)
+        return Drawn(
+            [sheet], {"": on_corpus(position_curves(found), shelf.corpus_label("arxiv"))} if found else {}, records
+        )

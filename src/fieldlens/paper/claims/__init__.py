@@ -104,6 +104,11 @@ def judged(shelf: Shelf) -> list[Judged]:
     return [judge_one(one, evidence) for one in registry().values()]
 
 
+def settled(found: Sequence[bool | None]) -> bool | None:
+    """Of several answers: no if one is no, yes if all are yes, else nothing is decided."""
+    return False if False in found else True if all(found) else None
+
+
 def over(
     evidence: Evidence, corpora: Sequence[str], test: Callable[[str], tuple[bool | None, Sequence[str]]]
 ) -> Outcome:

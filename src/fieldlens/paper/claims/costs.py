@@ -3,18 +3,23 @@
 import math
 import statistics as plain
 
+from fieldlens.advice import CLOSE_ENOUGH
 from fieldlens.paper.artifacts.efficient_inference import CACHE, LENGTHS, cached
 from fieldlens.paper.artifacts.openweb_github_arxiv import LEARNED
-from fieldlens.paper.claims import Outcome, claim, over
-from fieldlens.paper.evidence import Evidence
+from fieldlens.paper.claims import Outcome, claim, over, settled
+from fieldlens.paper.evidence import Evidence, sure
 from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import ALL
-from fieldlens.statistics import sign_flip
-from fieldlens.verdict import ALPHA
+from fieldlens.statistics import Paired, sign_flip
 
 LITTLE, NOTHING = 0.05, 0.005
 SLOWER = 0.05
 CURSED = ("window:80", "alibi")
+
+
+def _small(found: Paired) -> bool:
+    """Whether a difference is as good as none."""
+    return abs(found.difference) <= math.log1p(NOTHING)
 
 
 def _p(value: float | None) -> str:
@@ -51,10 +56,10 @@ def learned_costs(evidence: Evidence) -> Outcome:
     "sliding-cache", 23,
     "A sliding cache of 4 L_tr costs Sandwich a little, and ALiBi nothing.",
     f"At 8 L_tr and on the same targets: Sandwich is significantly worse, by less than {LITTLE:.0%}; ALiBi changes by "
-    f"at most {NOTHING:.1%}.",
+    f"at most {NOTHING:.1%}. A change of Sandwich as small as that decides against it.",
 )  # fmt: skip
 def sliding_cache(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[bool, list[str]]:
+    def test(corpus: str) -> tuple[bool | None, list[str]]:
         said, found = [], {}
         for model in ("sandwich", "alibi"):
             with_it, without = (
@@ -63,8 +68,9 @@ def sliding_cache(evidence: Evidence) -> Outcome:
             found[model] = evidence.difference(with_it, without, LENGTHS[0])
             said.append(f"{model} × {math.exp(found[model].difference):.4f} ({_p(found[model].p)})")
         own, alibi = found["sandwich"], found["alibi"]
-        worse = own.p is not None and own.p < ALPHA and 0 < own.difference < math.log1p(LITTLE)
-        return worse and abs(alibi.difference) <= math.log1p(NOTHING), said
+        little = 0 < own.difference < math.log1p(LITTLE) if sure(own) else False if _small(own) else None
+        nothing = True if _small(alibi) else False if sure(alibi) else None
+        return settled([little, nothing]), said
 
     return over(evidence, ALL, test)
 
@@ -76,20 +82,20 @@ def sliding_cache(evidence: Evidence) -> Outcome:
     "less by the paper's.",
 )  # fmt: skip
 def early_tokens(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[bool, list[str]]:
-        found, said = [], []
+    def test(corpus: str) -> tuple[bool | None, list[str]]:
+        found: list[bool | None] = []
+        said = []
         short, long = (evidence.shelf.length(n) for n in (TRAINED, 2 * CACHE))
         for model in CURSED:
             pieces = evidence.losses(model, corpus, protocol="non-overlapping")
             last = evidence.losses(model, corpus)
             gain = sign_flip(pieces.quantities(short) - pieces.quantities(long), pieces.units()[0])
             honest = float((last.quantities(short) - last.quantities(long)).mean())
-            found.append(
-                gain.p is not None and gain.p < ALPHA and gain.difference >= math.log(1.01) and honest < gain.difference
-            )
+            gains = gain.difference >= math.log1p(CLOSE_ENOUGH) and honest < gain.difference
+            found.append(False if not gains else True if sure(gain) else None)
             said.append(
                 f"{evidence.shelf.spec(model)}: {gain.difference:+.4f} nats in pieces, {honest:+.4f} by the paper's"
             )
-        return all(found), said
+        return settled(found), said
 
     return over(evidence, ALL, test)

@@ -4,7 +4,6 @@ from fieldlens.paper.artifacts.arxiv_openwebtext2 import SAME, SHIFTS
 from fieldlens.paper.claims import Outcome, claim, over
 from fieldlens.paper.evidence import Evidence, share
 from fieldlens.paper.shelf import ALL, MOST
-from fieldlens.verdict import ALPHA
 
 MOSTLY = 0.9
 
@@ -46,14 +45,14 @@ def large_slopes(evidence: Evidence) -> Outcome:
 @claim(
     "alibi-rises", 9,
     "ALiBi itself does not extrapolate: its perplexity rises past the training length.",
-    "Its loss is significantly higher at some length past L_tr (documents flipped, Holm), and nowhere lower.",
+    "Its loss is significantly higher at some length past L_tr (documents flipped, Holm), and nowhere lower. Within "
+    "1 % everywhere it does not rise.",
 )  # fmt: skip
 def alibi_rises(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[bool, list[str]]:
-        found = evidence.verdict("alibi", corpus)
-        lower = [row for row in found["evidence"] if row["difference"] < 0 and (row["p_holm"] or 1) < ALPHA]
-        said = f"{found['verdict']}, at most × {evidence.worst('alibi', corpus):.3g}"
-        return found["verdict"] in ("drifts", "explodes") and not lower, [said]
+    def test(corpus: str) -> tuple[bool | None, list[str]]:
+        lower, higher, still = evidence.moves("alibi", corpus)
+        said = f"{evidence.verdict('alibi', corpus)['verdict']}, at most × {evidence.worst('alibi', corpus):.3g}"
+        return (False if lower else True if higher else False if still else None), [said]
 
     return over(evidence, ALL, test)
 

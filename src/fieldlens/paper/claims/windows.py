@@ -5,7 +5,7 @@ import math
 from fieldlens.advice import CLOSE_ENOUGH
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import MODELS, SHIFTS, WINDOWS
 from fieldlens.paper.artifacts.extended_training_length import FIXED
-from fieldlens.paper.claims import Outcome, claim, over
+from fieldlens.paper.claims import Outcome, claim, over, settled
 from fieldlens.paper.evidence import Evidence, plateau
 from fieldlens.paper.fields import bounded
 from fieldlens.paper.scale import TRAINED
@@ -108,9 +108,7 @@ def longer_training_repairs(evidence: Evidence) -> Outcome:
             lengths = [evidence.shelf.length(n) for n in (TRAINED, longer)]
             spec = evidence.shelf.spec(model)
             said.append(f"{spec}: at most × {before:.3g} trained on {lengths[0]}, × {after:.3g} on {lengths[1]}")
-        if False in found:
-            return False, said
-        return (True if all(found) else None), said
+        return settled(found), said
 
     return over(evidence, MOST, test)
 
