@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from families import FAMILIES, build
@@ -10,7 +11,7 @@ from torch import Tensor
 import fieldlens
 from fieldlens import Config, Decoder
 from fieldlens.cache import capacity
-from fieldlens.errors import BadInput, NoMemory
+from fieldlens.errors import BadInput, NoMemory, Undefined
 from fieldlens.foreign import slides
 from fieldlens.generation import Generation, generate, plan
 from fieldlens.huggingface import FieldlensForCausalLM, SlidingLayer
@@ -149,7 +150,7 @@ def test_what_was_asked_for_is_not_said() -> None:
         ({"prompts": [[1], []]}, "a prompt is empty"),
         ({"prompts": [5, 97]}, "token id 97 is outside the vocabulary of 97"),
         ({"prompts": [-1]}, "token id -1 is outside"),
-        ({"prompts": [0.5]}, "token id 0.5 is outside"),
+        ({"prompts": [0.5]}, "a prompt is a row of token ids"),
         ({"tokens": 0}, "tokens is 0"),
         ({"chunk": 0}, "chunk is 0"),
         ({"window": 0}, "window is 0"),
@@ -322,3 +323,71 @@ def test_a_rate_needs_two_tokens() -> None:
     made = Generation([[1]], plan(subject(decoder("none")), "full", None, [1], 1), 1, 0.1, 0.0, 0)
     assert made.rate is None
     assert not math.isnan(made.first_seconds)
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_logits_of_theirs_that_are_no_numbers_end_it(heat: float) -> None:
+    model = build("llama")
+    model.lm_head.weight.data.fill_(torch.inf)
+    with pytest.raises(Undefined, match=r"logits of .* are not finite"):
+        generate(model, text(9), 5, mode="full", sampling=Sampling(heat))
+
+
+@pytest.mark.usefixtures("float64")
+def test_long_prompts_of_theirs_are_read_in_chunks() -> None:
+    model, prompt = build("llama", max_position_embeddings=2048).double(), text(1100)
+    assert generate(model, prompt, 6, mode="sliding", window=5).ids == [by_hand(model, prompt, 6, 5)]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "flags"),
+    [
+        (Sampling(0.7, seed=3), {"temperature": 0.7, "top_k": 0, "top_p": 1.0}),
+        (Sampling(1.0, top_k=3, seed=3), {"temperature": 1.0, "top_k": 3, "top_p": 1.0}),
+        (Sampling(1.0, top_p=0.4, seed=3), {"temperature": 1.0, "top_k": 0, "top_p": 0.4}),
+    ],
+)
+def test_theirs_draw_as_transformers_does(sampling: Sampling, flags: dict[str, float]) -> None:
+    model, prompt = build("llama"), text(7)
+    torch.manual_seed(sampling.seed)
+    ids = model.generate(
+        torch.tensor([prompt]), do_sample=True, max_new_tokens=20, pad_token_id=0, eos_token_id=None, **flags
+    )
+    assert generate(model, prompt, 20, mode="full", sampling=sampling).ids == ids[:, 7:].tolist()
+
+
+@pytest.mark.parametrize("heat", [1e-3, 1e-40, 1e-300])
+def test_however_cold_the_likeliest_is_drawn(heat: float) -> None:
+    model, prompt = decoder("alibi"), text(5)
+    greedy = generate(model, prompt, 8, mode="full").ids
+    assert generate(model, prompt, 8, mode="full", sampling=Sampling(heat)).ids == greedy
+
+
+def test_a_wide_window_costs_only_what_is_seen() -> None:
+    model, prompt = decoder("alibi"), text(5)
+    wide = generate(model, prompt, 4, mode="sliding", window=2**39)
+    assert wide.ids == generate(model, prompt, 4, mode="full").ids
+    assert wide.cache_bytes is not None
+    assert wide.cache_bytes < 2**16
+    with pytest.raises(BadInput, match="less than 1099511627776 is needed"):
+        generate(model, prompt, 4, window=2**40)
+
+
+def test_ours_can_be_an_assistant() -> None:
+    main, small = (FieldlensForCausalLM.of(decoder("alibi", layers=layers)) for layers in (2, 1))
+    ids_BT = torch.tensor([text(6)])
+    alone = main.generate(ids_BT, max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None)
+    helped = main.generate(
+        ids_BT, max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None, assistant_model=small
+    )
+    assert helped.tolist() == alone.tolist()
+
+
+def test_prompts_may_be_numbers_of_any_kind() -> None:
+    model = decoder("none")
+    same = [[5, 6]]
+    for prompts in (same, [5, 6], [[np.int64(5), np.int64(6)]], np.array([[5, 6]]), torch.tensor([5, 6])):
+        assert generate(model, prompts, 3, mode="full").ids == generate(model, same, 3, mode="full").ids
+    for wrong in ([[1, 2], 3], 5, [[1.5]], torch.tensor(3)):
+        with pytest.raises(BadInput, match="a prompt is a row of token ids"):
+            generate(model, wrong, 3, mode="full")  # type: ignore[arg-type]

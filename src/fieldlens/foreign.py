@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fieldlens.effort import out_of_memory
-from fieldlens.errors import BadInput, NoMemory
+from fieldlens.errors import BadInput, NoMemory, Undefined
 from fieldlens.layout import narrower
+from fieldlens.reader import CHUNK
 from fieldlens.sampling import Sampling
 from fieldlens.subject import Theirs, band, close
 
@@ -67,13 +68,18 @@ def write(
 
     Returns the bytes of the cache at the end, if they can be counted.
     """
-    with _in_one_line(subject.name), _seeded(sampling.seed, subject.device), _own_settings(subject.model):
+    with _in_one_line(subject.name), _seeded(sampling.seed, subject.device), _own_settings(subject.model), _hushed():
         if anew:
             assert window is not None
             return _write_anew(subject, ids_BT, mask_BT, tokens, window, sampling, end, watch)
         cache = None if window is None else sliding_cache(subject, window)  # without a window: their own choice
         with band(window):
-            kept = {"past_key_values": cache, "use_cache": True}  # some configurations say no, and then read all anew
+            kept: dict[str, Any] = {
+                "past_key_values": cache,
+                "use_cache": True,
+            }  # some configurations say no, and then read all anew
+            if window is not None and ids_BT.shape[1] > CHUNK:  # a mask of the whole prompt would be quadratic
+                kept["prefill_chunk_size"] = CHUNK
             made = _generate(subject, ids_BT, mask_BT, tokens, sampling, end, watch, **kept)
     return _bytes(made.past_key_values)
 
@@ -115,6 +121,7 @@ def _generate(
         }
     return subject.model.generate(
         ids_BT,
+        logits_processor=_refusing(subject.name),
         attention_mask=mask_BT,
         max_new_tokens=tokens,
         eos_token_id=end,
@@ -124,6 +131,19 @@ def _generate(
         **chosen,
         **{name: value for name, value in more.items() if value is not None},
     )
+
+
+def _refusing(name: str) -> Any:
+    """Logits that are no numbers end it: transformers would go on with any token."""
+    from transformers import LogitsProcessor, LogitsProcessorList
+
+    class Refusing(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            if bool((scores.isnan() | (scores == torch.inf)).any()):
+                raise Undefined(f"the logits of {name} are not finite: no token can be chosen")
+            return scores
+
+    return LogitsProcessorList([Refusing()])
 
 
 def _streamer(watch: Watch) -> Any:
@@ -163,6 +183,19 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep transformers from giving advice between our lines."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 @contextmanager

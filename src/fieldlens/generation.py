@@ -4,6 +4,7 @@
 token. `re-encode` keeps none and reads the last w tokens from the beginning for each new one: O(w²) per token.
 """
 
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,9 +79,9 @@ def generate(
     A prompt is a row of token ids; several may have different lengths. Without a mode the cache slides over the
     training length, unless the model's positions cannot run on; `plan` says what is chosen.
     """
-    for what, value in (("tokens", tokens), ("chunk", chunk)):
-        if value < 1:
-            raise BadInput(f"{what} is {value}: at least 1 is needed")
+    for what, value in (("tokens", tokens), ("chunk", chunk), ("window", 1 if window is None else window)):
+        if not isinstance(value, int) or value < 1:
+            raise BadInput(f"{what} is {value}: a whole number of at least 1 is needed")
     with resting(model):
         one = subject_of(model)
         rows = prompts_of(prompts, one.vocabulary)
@@ -93,18 +94,22 @@ def generate(
 
 def prompts_of(prompts: Tensor | Sequence[Any], vocabulary: int) -> list[list[int]]:
     """Prompts as rows of token ids, each of at least one token of the vocabulary."""
-    given = prompts.tolist() if isinstance(prompts, Tensor) else [_listed(row) for row in prompts]
-    rows = given if given and isinstance(given[0], list) else [given]
+    try:
+        given = prompts.tolist() if hasattr(prompts, "tolist") else [_row(row) for row in prompts]
+        rows = given if given and isinstance(given[0], list) else [given]
+        rows = [[operator.index(token) for token in row] for row in rows]
+    except TypeError:
+        raise BadInput("a prompt is a row of token ids, whole numbers; several prompts are a list of rows") from None
     for row in rows:
         if not row:
             raise BadInput("a prompt is empty: at least one token is needed")
-        wrong = [token for token in row if not isinstance(token, int) or not 0 <= token < vocabulary]
+        wrong = [token for token in row if not 0 <= token < vocabulary]
         if wrong:
             raise BadInput(f"token id {wrong[0]} is outside the vocabulary of {vocabulary}")
     return rows
 
 
-def _listed(row: Any) -> Any:
+def _row(row: Any) -> Any:
     return row.tolist() if hasattr(row, "tolist") else list(row) if isinstance(row, Sequence) else row
 
 

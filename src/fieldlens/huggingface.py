@@ -228,6 +228,7 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> Any:
         """Called by `generate`: unless a cache or a kind of cache is given, ours."""
         free = generation_config.use_cache is not False and generation_config.cache_implementation in (None, "dynamic")
+        free = free and not generation_config.is_assistant  # whose tokens are taken back
         if free and generation_mode in OURS and model_kwargs.get("past_key_values") is None:
             model_kwargs["past_key_values"] = self._new_cache(model_kwargs.get("attention_mask"))
             return None

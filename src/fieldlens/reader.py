@@ -47,9 +47,8 @@ class Reader:
     def _table(self, like: Tensor) -> Tensor | None:
         """The scheme's biases for every distance that is seen: made once, or twice as long each time."""
         seen = self.cache.positions.seen
-        reach = seen if self.window is None else self.window
-        if self.table_HN is None or self.table_HN.shape[1] < reach:
-            self.table_HN = bias_table(self.decoder.scheme, reach if self.window is not None else 2 * reach, like)
+        if self.table_HN is None or self.table_HN.shape[1] < min(seen, self.window or seen):
+            self.table_HN = bias_table(self.decoder.scheme, min(2 * seen, self.window or 2 * seen), like)
         return self.table_HN
 
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from fieldlens.errors import BadInput, Undefined
 
+COLD = 1e-6
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -37,7 +39,8 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.heat == 0
+        """Also where it is so cold that logits over temperature would be infinite."""
+        return self.heat < COLD
 
 
 class Sampler:

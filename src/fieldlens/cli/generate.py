@@ -1,5 +1,6 @@
 """fieldlens generate: text of any length at constant cost per token."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -80,6 +81,8 @@ def generate(
         train_length,
     )
     device, dtype = machine.start()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
     found = answer(model, question, device, dtype, _silent if as_json else _show, _silent if as_json else _tell)
     if as_json:
         print(json.dumps(found.to_json(), ensure_ascii=False))

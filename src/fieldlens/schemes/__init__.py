@@ -163,10 +163,15 @@ def parse(spec: str) -> tuple[type[Scheme], dict[str, Any]]:
     return schemes[name], {key: given[key] for key in sorted(given) if given[key] != allowed[key].default}
 
 
+WIDEST = 2**40
+
+
 def check_window(window: int | None) -> None:
-    """Refuse a window in which a query would not even see itself."""
+    """Refuse a window in which a query would not even see itself, or that no position can reach."""
     if window is not None and window < 1:
         raise BadInput(f"window is {window}: a query sees at least itself, so at least 1")
+    if window is not None and window >= WIDEST:
+        raise BadInput(f"window is {window}: less than {WIDEST} is needed; leave it out to see everything")
 
 
 def _value(what: str, text: str, annotation: Any) -> Any:
