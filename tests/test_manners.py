@@ -69,7 +69,10 @@ def test_completion_knows_verbs_and_flags(shell: str, tmp_path: Path) -> None:
         assert word in script.read_text(), word
 
 
-@pytest.mark.parametrize(("module", "words"), [("cyclopts", ["schemes"]), ("torch", ["schemes"]), ("rich", ["--help"])])
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [("cyclopts", ["schemes"]), ("torch", ["schemes"]), ("torch.nn", ["schemes"]), ("rich", ["--help"])],
+)
 def test_ctrl_c_during_imports_leaves_no_traceback(module: str, words: list[str]) -> None:
     program = INTERRUPTED.replace("sys.argv[1]", repr(module)) + 'runpy.run_module("fieldlens", run_name="__main__")'
     child = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)

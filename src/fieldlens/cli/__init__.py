@@ -24,10 +24,10 @@ from fieldlens.errors import FieldlensError
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 EXTRAS = ("datasets", "gguf", "ray", "lm-eval", "tensorboard")
 EPILOGUE = """\
-fieldlens measure gpt2             how far back does it look?
-fieldlens evaluate gpt2            does more context help it?
-fieldlens train --out runs/first   a decoder of your own
---install-completion --shell bash  zsh, fish, powershell too"""
+fieldlens measure openai-community/gpt2    how far back does it look?
+fieldlens evaluate runs/first              does more context help it?
+fieldlens train --out runs/first           a decoder of your own
+--install-completion --shell bash          also zsh, fish, powershell"""
 DEBUG = "--debug shows the traceback of an error."
 
 

@@ -37,6 +37,9 @@ def runs(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
+    if not rows:
+        console().print(f"no runs below {folder}: fieldlens train --out {folder}/NAME makes one", markup=False)
+        return
     columns = ["run", "state", "step", "loss", "validation", "scheme", "corpus", "seed"]
     console().print(Sheet(columns, [_cells(row) for row in rows]).text())
 
