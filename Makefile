@@ -2,13 +2,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: browser demo test check format extras bench campaign clean
+.PHONY: browser demo test docs check format extras bench campaign clean
 
 demo: $(READY)  ## train, evaluate and measure five schemes; about ten minutes on two cores, then a report
 	$(BIN)/fieldlens study demo --out demo/results --runs demo/runs
 
 test: $(READY)  ## run the test suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+docs: $(READY)  ## build the site into site/, without warnings
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python docs/build.py site
 
 check: $(READY)  ## formatter, linter, type checker
 	$(BIN)/ruff format --check .
@@ -43,7 +47,7 @@ browser:  ## a Chromium for the tests of the report, where the system's package 
 	  echo "no Chromium: the browser tests will be skipped"
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site dist
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

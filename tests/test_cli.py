@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fieldlens import cli, machine
+from fieldlens import __version__, cli, machine
 from fieldlens.errors import BadInput
 from fieldlens.schemes import registry
 
@@ -140,7 +140,7 @@ def test_a_machine_that_dies_of_bfloat16_is_found_out(monkeypatch: pytest.Monkey
 
 def test_version_and_help_do_not_import_torch() -> None:
     program = "import sys, fieldlens.cli as c\ntry: c.main([sys.argv[1]])\nfinally: assert 'torch' not in sys.modules"
-    for word, wanted in (("--version", "fieldlens 0.1.0"), ("--help", "schemes")):
+    for word, wanted in (("--version", f"fieldlens {__version__}"), ("--help", "schemes")):
         child = subprocess.run([sys.executable, "-c", program, word], capture_output=True, text=True, check=True)
         assert wanted in child.stdout
 

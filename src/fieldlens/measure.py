@@ -254,7 +254,10 @@ def _check(subject: Subject, text: Text, length: int, question: Question) -> Non
     )
     longest = max(len(ids) for ids in text.documents)
     if longest <= length:
-        raise BadInput(f"length {length} is too long for this text: its longest document has {longest} tokens")
+        raise BadInput(
+            f"length {length} is too long for this text: its longest document has {longest} tokens: "
+            f"give at most --length {longest - 1}, or a longer text"
+        )
 
 
 class _Work:

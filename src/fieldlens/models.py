@@ -5,12 +5,15 @@ Nothing from a model folder is executed, and weights that are missing or not fin
 
 import io
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 
@@ -51,6 +54,7 @@ class Origin:
         if self.path is None:
             return _fetched(self.text)
         if self.path.is_file():
+            _need_gguf(self.path)
             return _converted(
                 {"tokenizer of": hash_of(self.path)}, str(self.path.parent), {"gguf_file": self.path.name}
             )
@@ -92,7 +96,10 @@ def find(text: str) -> Origin:
         return Origin(text, path.stem, path)
     if not path.exists() and _HUB.fullmatch(text) and not path.parent.exists():
         return Origin(text, text, None)
-    raise BadInput(f"model '{text}' does not exist: give a run folder, a Hugging Face folder or id, or a .gguf file")
+    wanted = "give a run folder, a Hugging Face folder or id (owner/name), or a .gguf file"
+    raise BadInput(
+        f"{text} is a file, but no .gguf: {wanted}" if path.is_file() else f"model '{text}' does not exist: {wanted}"
+    )
 
 
 def _check_run(run: Run, text: str) -> None:
@@ -137,7 +144,7 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
 
 def _weights(origin: Origin, dtype: torch.dtype) -> Any:
     if origin.path is None:
-        return _pretrained(origin.text, origin.text, dtype=dtype)
+        return _pretrained(origin.text, origin.text, dtype=dtype, local_files_only=not _hub_is_near())
     if origin.run is not None:
         try:
             read_folder(origin.path)
@@ -148,11 +155,15 @@ def _weights(origin: Origin, dtype: torch.dtype) -> Any:
     )
 
 
-def _gguf(path: Path, dtype: torch.dtype) -> Any:
+def _need_gguf(path: Path) -> None:
     try:
         import gguf as _  # noqa: F401
     except ImportError:
         raise BadInput(f"{path} needs the extra gguf: pip install 'fieldlens[gguf]'") from None
+
+
+def _gguf(path: Path, dtype: torch.dtype) -> Any:
+    _need_gguf(path)
     return _pretrained(str(path.parent), str(path), dtype=dtype, gguf_file=path.name)
 
 
@@ -185,9 +196,10 @@ def _fetched(name: str) -> Path:
     """The tokenizer files of a hub id, in the cache; nothing is opened by anybody but us."""
     from transformers.utils import cached_file
 
+    offline = not _hub_is_near()
     with _quiet(), _in_one_line(name):
         found = [
-            cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+            cached_file(name, file, _raise_exceptions_for_missing_entries=False, local_files_only=offline)
             for file in ("tokenizer.json", "tokenizer_config.json")
         ]
     if found[0] is None:
@@ -214,6 +226,19 @@ def _converted(key: dict[str, Any], place: str, settings: dict[str, Any]) -> Pat
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, use_fast=True, **settings)
         build(folder, key, lambda beside: tokenizer.save_pretrained(beside) and {})
     return folder
+
+
+def _hub_is_near() -> bool:
+    """Whether the hub's name is known here, or a proxy knows it; asking in vain would take a minute and a half."""
+    from huggingface_hub.constants import ENDPOINT
+
+    if getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

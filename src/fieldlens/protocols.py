@@ -185,7 +185,10 @@ def draw(spans: Sequence[Eligible], count: int, seed: int, unit: str = "tokens")
     if count < 1:
         raise BadInput(f"segments is {count}: at least 1 is needed")
     if count > total:
-        raise BadInput(f"{count} segments are wanted, but only {total} {unit} lie deep enough in a document")
+        raise BadInput(
+            f"{count} segments are wanted, but only {total} {unit} lie deep enough in a document: "
+            "give fewer --segments, shorter lengths or more text"
+        )
     chance = random.Random(seed)
     moved: dict[int, int] = {}
     picked = []

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,16 +24,8 @@ class Sheet:
     notes: Sequence[str] = field(default_factory=tuple)
 
     def text(self) -> Any:
-        """For rich's console."""
-        from rich.markup import escape
-        from rich.table import Table
-
-        table = Table(box=None, pad_edge=False, title=escape(self.title) or None, title_justify="left")
-        for index, column in enumerate(self.columns):
-            table.add_column(escape(column), justify="left" if not index else "right", overflow="fold")
-        for row in self.rows:
-            table.add_row(*map(escape, row))
-        return table
+        """For rich's console: a table, or on a terminal too narrow for it one block per row. No number is ever cut."""
+        return _Fitted(self)
 
     def markdown(self) -> str:
         def line(cells: Sequence[str]) -> str:
@@ -53,6 +45,53 @@ class Sheet:
         title = [f"% {self.title}"] if self.title else []
         notes = [rf"\par {_escaped(note)}" for note in self.notes]
         return "\n".join([*title, head, r"\toprule", *body, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
+
+
+class _Fitted:
+    """A sheet that looks how wide the console is before it chooses its form."""
+
+    def __init__(self, sheet: Sheet) -> None:
+        self.sheet = sheet
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.measure import Measurement
+
+        whole, narrow = self._table(narrow=False), self._table(narrow=True)
+        room = options.update(max_width=10_000)
+        if Measurement.get(console, room, whole).maximum <= options.max_width:
+            yield whole
+        elif Measurement.get(console, room, narrow).minimum <= options.max_width:
+            yield narrow
+        else:
+            yield self._blocks()
+
+    def _table(self, narrow: bool) -> Any:
+        """With narrow, only columns of prose give way; the headings of the others are broken between words."""
+        from rich.markup import escape
+        from rich.table import Table
+
+        sheet = self.sheet
+        table = Table(box=None, pad_edge=False, title=escape(sheet.title) or None, title_justify="left")
+        for index, column in enumerate(sheet.columns):
+            stiff = narrow and not any(" " in row[index].strip() for row in sheet.rows)
+            heading = column.replace(" ", "\n") if stiff else column
+            table.add_column(
+                escape(heading), justify="right" if index else "left", no_wrap=stiff, overflow="fold", vertical="top"
+            )
+        for row in sheet.rows:
+            table.add_row(*map(escape, row))
+        return table
+
+    def _blocks(self) -> Any:
+        from rich.text import Text
+
+        width = max(map(len, self.sheet.columns))
+        lines = [self.sheet.title] if self.sheet.title else []
+        for row in self.sheet.rows:
+            lines.append(f"{self.sheet.columns[0]} {row[0].strip()}".strip())
+            cells = zip(self.sheet.columns[1:], row[1:], strict=True)
+            lines += [f"  {name:{width}} {cell.strip()}" for name, cell in cells if cell.strip()]
+        return Text("\n".join(lines))
 
 
 def records_csv(records: Sequence[dict[str, Any]]) -> str:

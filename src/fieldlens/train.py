@@ -61,6 +61,8 @@ def train(
     watch: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Train a decoder into a run folder; return the run's last status. `watch` is told of each step and validation."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"--out {folder} is a file: a folder is needed")
     if habits.track:
         _writer_class()
     recipe = dataclasses.replace(recipe, scheme=canonical(recipe.scheme))

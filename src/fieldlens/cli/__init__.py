@@ -1,6 +1,8 @@
 """The command line: one file per verb, each a thin call of the library, heavy imports inside."""
 
+import errno
 import importlib.metadata
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -20,23 +22,43 @@ from fieldlens.cli.study import study
 from fieldlens.cli.train import train
 from fieldlens.errors import FieldlensError
 
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+EXTRAS = ("datasets", "gguf", "ray", "lm-eval", "tensorboard")
+EPILOGUE = """\
+fieldlens measure openai-community/gpt2    how far back does it look?
+fieldlens evaluate runs/first              does more context help it?
+fieldlens train --out runs/first           a decoder of your own
+--install-completion --shell bash          also zsh, fish, powershell"""
+DEBUG = "--debug shows the traceback of an error."
+
 
 def versions() -> str:
     """The versions that matter in a bug report."""
     found = [f"fieldlens {__version__}", f"python {platform.python_version()}"]
-    return ", ".join(found + [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers")])
+    found += [f"{name} {_version(name) or 'missing'}" for name in NEEDED]
+    found += [f"{name} {_version(name)}" for name in EXTRAS if _version(name)]
+    return "\n".join([*found, f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"])
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 app = App(
     name="fieldlens",
-    help="How far back does a language model really look, and how far past its training length can you trust it?",
+    help="How far back does a language model really look? How far can you trust it?",
     version=versions,
-    help_epilogue="--debug after any command shows the traceback of an error.",
+    help_epilogue=EPILOGUE,
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
+    suppress_keyboard_interrupt=False,  # __main__ says what happened
 )
-for verb in (schemes, corpus, train, runs, evaluate, compare, measure, generate, study, paper):
-    app.command(verb)
+for place, verb in enumerate((measure, evaluate, compare, generate, train, runs, schemes, corpus, study, paper)):
+    app.command(verb, sort_key=place, help_epilogue=DEBUG)  # type: ignore[call-overload]
+app.register_install_completion_command(show=False, help_epilogue=DEBUG)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,13 +69,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words.remove("--debug")
     try:
         app(words, exit_on_error=False, print_error=False, result_action="return_none")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # who read us has seen enough
+        sys.exit(141)
     except (FieldlensError, CycloptsError, OSError) as error:
         if debug:
             raise
-        print(f"fieldlens: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"fieldlens: {' '.join(_said(error).split())}", file=sys.stderr)
         sys.exit(_exit_code(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, and where it helps what to do."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" at {error.filename}" if error.filename else ""
+        return f"the disk is full{where}: free some space or write elsewhere, then give the same command again"
+    return str(error)
 
 
 def _exit_code(error: Exception) -> int:

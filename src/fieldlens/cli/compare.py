@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 
+from fieldlens.cli.console import console
 from fieldlens.machine import Machine
 
 
@@ -18,11 +18,12 @@ def compare(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Compare evaluations: grouped by everything but the seed, each group against the first.
+    """Say whether the differences between evaluations are real.
 
     Example: fieldlens compare evaluations/sandwich-*.json evaluations/alibi-*.json
 
-    Over seeds by the paper's paired t-test; within a seed by resampling documents. † means that the first group is
+    Evaluations are grouped by everything but the seed, and each group is compared with the first:
+    over seeds by the paper's paired t-test; within a seed by resampling documents. † means that the first group is
     significantly better, * that it is significantly worse.
 
     Parameters
@@ -61,11 +62,11 @@ def compare(
     if as_json or style != "text":
         print(texts["json" if as_json else style], end="")
         return
-    console = Console(highlight=False)
+    screen = console()
     for sheet in sheets:
-        console.print(sheet.text())
+        screen.print(sheet.text())
         for note in sheet.notes:
-            console.print(note, style="dim", markup=False)
+            screen.print(note, style="dim", markup=False)
 
 
 def _inside(folder: Path) -> list[Path]:

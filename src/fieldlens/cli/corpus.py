@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.table import Table
 
+from fieldlens.cli.console import console
 from fieldlens.machine import Machine
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -23,9 +22,11 @@ def corpus(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """List the built-in corpora, or inspect one: documents, bytes, tokens and lengths of each split.
+    """List the built-in corpora, or inspect one.
 
     Example: fieldlens corpus stdlib
+
+    Of one corpus it says documents, bytes, tokens and lengths of each split.
 
     Parameters
     ----------
@@ -82,31 +83,26 @@ def _print_names(names: dict[str, str], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"corpora": names}, indent=2))
         return
-    console = Console(highlight=False)
+    screen = console()
     for name, what in names.items():
-        console.print(f"[bold]{name}[/bold]  {what}")
-    console.print("or the path of a text or JSONL file, of a folder of them, or a Hugging Face dataset", style="dim")
+        screen.print(f"[bold]{name}[/bold]  {what}")
+    screen.print("or the path of a text or JSONL file, of a folder of them, or a Hugging Face dataset", style="dim")
 
 
 def _print(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    console = Console(highlight=False)
+    from fieldlens.sheet import Sheet
+
+    screen = console()
     about = ", ".join(f"{key} {value}" for key, value in report["about"].items() if value)
     heading = f"{report['name']}: {report['files']} files, vocabulary {report['vocabulary']}, {about}"
-    console.print(heading, markup=False)
-    table = Table(box=None, pad_edge=False)
-    for column in ("split", "documents", "bytes", "tokens", *SHOWN):
-        table.add_column(column, justify="left" if column == "split" else "right")
+    screen.print(heading, markup=False)
+    rows = []
     for split, row in report["splits"].items():
-        counts = [
-            row["documents"],
-            row["bytes"],
-            row["tokens"],
-            *(row["lengths"][one] for one in SHOWN if row["lengths"]),
-        ]
-        table.add_row(split, *(f"{count:,}" for count in counts))
-    console.print(table)
-    console.print("percentages: documents of at most so many tokens", style="dim")
-    console.print(f"fingerprint {report['fingerprint']}", soft_wrap=True)
+        counts = [row["documents"], row["bytes"], row["tokens"], *(row["lengths"].get(one) for one in SHOWN)]
+        rows.append([split, *("" if count is None else f"{count:,}" for count in counts)])
+    screen.print(Sheet(["split", "documents", "bytes", "tokens", *SHOWN], rows).text())
+    screen.print("percentages: documents of at most so many tokens", style="dim")
+    screen.print(f"fingerprint {report['fingerprint']}", soft_wrap=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 
+from fieldlens.cli.console import console
 from fieldlens.cli.progress import Watcher
 from fieldlens.machine import Machine
 
@@ -29,7 +29,7 @@ def evaluate(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Measure the perplexity of the same targets against the number of tokens before them.
+    """Measure perplexity of the same targets against context length.
 
     Example: fieldlens evaluate runs/sandwich runs/alibi --lengths 128,256,512,1024
 
@@ -79,8 +79,8 @@ def evaluate(
         corpus, _numbers(lengths), segments, protocol, window, {"k": k, "stride": stride}, target_seed, train_length,
         split, align, batch,
     )  # fmt: skip
-    console = Console(stderr=True, highlight=False)
-    with Watcher(console, quiet=as_json) as watcher:
+    screen = console(stderr=True)
+    with Watcher(screen, quiet=as_json) as watcher:
         found = evaluate_all(list(models), question, out, device, dtype, watcher.watch)
     if as_json:
         print(json.dumps([one.to_json() | {"file": str(path)} for path, one in found], ensure_ascii=False))
@@ -100,12 +100,12 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _print(found: list[tuple[Path, Any]], out: Path) -> None:
     from fieldlens.evaluate import summary
 
-    console = Console(highlight=False)
+    screen = console()
     for sheet in summary([one for _, one in found]):
-        console.print(sheet.text())
+        screen.print(sheet.text())
         for note in sheet.notes:
-            console.print(note, style="dim", markup=False)
+            screen.print(note, style="dim", markup=False)
     for path, _ in found:
-        console.print(f"result: {path}", soft_wrap=True, markup=False)
+        screen.print(f"result: {path}", soft_wrap=True, markup=False)
     if any(one.losses for _, one in found):
-        console.print(f"plot: {out / 'perplexity.png'}", soft_wrap=True, markup=False)
+        screen.print(f"plot: {out / 'perplexity.png'}", soft_wrap=True, markup=False)

@@ -29,12 +29,12 @@ def generate(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Continue a prompt, for as long as you like: a sliding cache keeps time and memory per token constant.
+    """Continue a prompt for as long as you like, at constant cost.
 
     Example: fieldlens generate runs/sandwich --prompt "def main(" --tokens 500 --temperature 0.8
 
-    The new text goes to standard output as it comes, everything else to standard error. Without --temperature, --top-k
-    and --top-p the likeliest token is taken.
+    A sliding cache keeps time and memory per token constant. The new text goes to standard output as it comes,
+    everything else to standard error. Without --temperature, --top-k and --top-p the likeliest token is taken.
 
     Parameters
     ----------

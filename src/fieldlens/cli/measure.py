@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 
+from fieldlens.cli.console import console
 from fieldlens.cli.progress import Watcher
 from fieldlens.machine import Machine
 
@@ -32,12 +32,12 @@ def measure(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Measure the receptive field of any causal language model, and write a report about it.
+    """Measure how far back a model looks, and write a report.
 
     Example: fieldlens measure runs/sandwich --length 1024 --out lens
 
-    For each segment the gradient of the prediction is taken at every input embedding; the report says how many of the
-    most recent tokens hold 50, 90, 95 and 99 % of it, and what that means.
+    Any causal language model will do. For each segment the gradient of the prediction is taken at every input
+    embedding; the report says how many of the most recent tokens hold 50, 90, 95 and 99 % of it, and what that means.
 
     Parameters
     ----------
@@ -104,8 +104,8 @@ def measure(
         import torch
 
         dtype = torch.float32  # gradients in half precision are mostly round-off
-    console = Console(stderr=True, highlight=False)
-    with Watcher(console, quiet=as_json) as watcher:
+    screen = console(stderr=True)
+    with Watcher(screen, quiet=as_json) as watcher:
         found = measure_all(list(models), question, device, dtype, watcher.watch)
 
     from fieldlens.lens import summary, write
@@ -115,10 +115,10 @@ def measure(
         print(json.dumps([one.to_json() for one in found], ensure_ascii=False))
     else:
         sheet = summary(found)
-        console = Console(highlight=False)
-        console.print(sheet.text())
+        screen = console()
+        screen.print(sheet.text())
         for note in sheet.notes:
-            console.print(note, markup=False)
-        console.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)
+            screen.print(note, markup=False)
+        screen.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)
     if all(one.field.status for one in found):
         sys.exit(3)

@@ -31,7 +31,7 @@ def paper(
     crew: Annotated[Crew, Parameter(name="*")] = Crew(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """List the paper's tables and figures with their states, redraw them from results, or judge its claims.
+    """Redraw the paper's tables and figures, and judge its claims.
 
     Example: fieldlens paper arxiv --out paper
 

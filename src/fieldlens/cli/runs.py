@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.table import Table
 
+from fieldlens.cli.console import console
 from fieldlens.machine import Machine
 
 
@@ -30,6 +29,7 @@ def runs(
     """
     from fieldlens.errors import BadInput
     from fieldlens.run import runs_below
+    from fieldlens.sheet import Sheet
 
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: runs are made by fieldlens train --out FOLDER/NAME")
@@ -37,15 +37,18 @@ def runs(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "state", "step", "loss", "validation", "scheme", "corpus", "seed"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        loss = "" if row["loss"] is None else f"{row['loss']:.3f}"
-        perplexity = "" if row["validation_perplexity"] is None else f"{row['validation_perplexity']:.2f}"
-        steps = f"{row['step']}/{row['steps']}"
-        table.add_row(row["run"], row["state"], steps, loss, perplexity, row["scheme"], row["corpus"], str(row["seed"]))
-    Console().print(table)
+    if not rows:
+        console().print(f"no runs below {folder}: fieldlens train --out {folder}/NAME makes one", markup=False)
+        return
+    columns = ["run", "state", "step", "loss", "validation", "scheme", "corpus", "seed"]
+    console().print(Sheet(columns, [_cells(row) for row in rows]).text())
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    loss = "" if row["loss"] is None else f"{row['loss']:.3f}"
+    perplexity = "" if row["validation_perplexity"] is None else f"{row['validation_perplexity']:.2f}"
+    steps = f"{row['step']}/{row['steps']}"
+    return [row["run"], row["state"], steps, loss, perplexity, *(str(row[key]) for key in ("scheme", "corpus", "seed"))]
 
 
 def _row(run: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 
+from fieldlens.cli.console import console
 from fieldlens.machine import Machine
 
 
@@ -161,16 +161,16 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    console = Console(highlight=False)
+    screen = console()
     for row in report["schemes"]:
         learned = f"{row['learned_parameters']} learned parameters" if row["learned_parameters"] else "nothing learned"
-        console.print(f"[bold]{row['spec']}[/bold]  {row['label']}, {row['kind']}, {learned}. {row['source']}")
+        screen.print(f"[bold]{row['spec']}[/bold]  {row['label']}, {row['kind']}, {learned}. {row['source']}")
         keys = "  ".join(_option(key, **about) for key, about in row["options"].items())
-        console.print(f"    {keys}", style="dim")
+        screen.print(f"    {keys}", style="dim")
     for row in report.get("fits", []):
-        console.print(f"{row['spec']}, head {row['head']}: {_curve(row)}")
+        screen.print(f"{row['spec']}, head {row['head']}: {_curve(row)}")
         if "paper" in row:
-            console.print(f"{' ' * len(row['spec'])}   the paper: {_curve(row['paper'])}")
+            screen.print(f"{' ' * len(row['spec'])}   the paper: {_curve(row['paper'])}")
     if "plot" in report:
         print(f"drawn: {report['plot']}")
 

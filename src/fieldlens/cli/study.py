@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.live import Live
 
+from fieldlens.cli.console import console
 from fieldlens.machine import Machine
 
 if TYPE_CHECKING:
@@ -92,9 +92,11 @@ def study(
     crew: Annotated[Crew, Parameter(name="*")] = Crew(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Train, evaluate and measure every model of a study, and end in one report. The same command goes on after a stop.
+    """Train, evaluate and measure many models; end in one report.
 
     Example: fieldlens study demo
+
+    The same command goes on after a stop.
 
     Parameters
     ----------
@@ -168,10 +170,10 @@ def _show(found: "Study", places: "Places", corpora: Path | None, workers: int, 
         left = time_left(rows, workers)
         print(json.dumps({"study": found.name, "seconds_left": left, "absent_corpora": absent, "jobs": rows}))
         return
-    console = Console(highlight=False)
-    console.print(table(found, rows, workers).text())
+    screen = console()
+    screen.print(table(found, rows, workers).text())
     if absent and any(row["seconds_left"] for row in rows):
-        console.print(f"not here: {', '.join(absent)}; --corpora FOLDER says where they lie", markup=False)
+        screen.print(f"not here: {', '.join(absent)}; --corpora FOLDER says where they lie", markup=False)
 
 
 def _conclude(folder: Path, as_json: bool) -> None:
@@ -184,12 +186,12 @@ def _conclude(folder: Path, as_json: bool) -> None:
         rows = [{"name": one.name, "state": one.about["state"], "recipe": one.recipe} for one in results]
         print(json.dumps({"study": study["name"], "report": str(path), "results": rows}))
         return
-    console = Console(highlight=False)
+    screen = console()
     for sheet in summary(results) if results else []:
-        console.print(sheet.text())
+        screen.print(sheet.text())
         for note in sheet.notes:
-            console.print(note, style="dim", markup=False)
-    console.print(f"report: {path}", soft_wrap=True, markup=False)
+            screen.print(note, style="dim", markup=False)
+    screen.print(f"report: {path}", soft_wrap=True, markup=False)
 
 
 def _write_report(folder: Path) -> Path:
@@ -219,7 +221,7 @@ class Watcher:
         from fieldlens.study.forecast import forecast
 
         self.study, self.places, self.workers, self.quiet = found, places, workers, quiet
-        self.console = Console(stderr=True, highlight=False)
+        self.console = console(stderr=True)
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
         self.shown = not quiet and self.console.is_terminal
         self.states: dict[str, str] = {}

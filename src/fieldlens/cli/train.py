@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fieldlens.cli.console import console
 from fieldlens.machine import Machine
 from fieldlens.recipe import Habits, Recipe, recipe
 
@@ -30,7 +31,7 @@ def train(
     habits: Annotated[Habits, Parameter(name="*")] = Habits(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Train a decoder. A preset gives every number; any of them can be changed by its flag.
+    """Train a decoder by a preset; a flag changes any number.
 
     Example: fieldlens train --preset glance --scheme sandwich --out runs/sandwich
 
@@ -51,8 +52,8 @@ def train(
     from fieldlens.run import Run
     from fieldlens.train import train as train_decoder
 
-    console = Console(stderr=True, highlight=False)
-    with Watcher(console, chosen, quiet=as_json) as watcher:
+    screen = console(stderr=True)
+    with Watcher(screen, chosen, quiet=as_json) as watcher:
         status = train_decoder(chosen, out, resume=resume, machine=machine, habits=habits, watch=watcher.watch)
     if not status:
         return  # a process that does not lead
@@ -102,14 +103,14 @@ class Watcher:
     def watch(self, row: dict[str, Any]) -> None:
         """Show a step, a validation or a warning."""
         if "warning" in row:
-            self.console.print(f"warning: {row['warning']}")
+            self.console.print(f"warning: {row['warning']}", markup=False)
             return
         if self.quiet:
             return
         if not self.begun:
             self.begun = True
             fields = " ".join(f"{key}={value}" for key, value in dataclasses.asdict(self.chosen).items())
-            self.console.print(f"recipe: {fields}", style="dim")
+            self.console.print(f"recipe: {fields}", style="dim", markup=False)
         text = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
         self.progress.update(self.task, completed=row["step"], description=text)
         if row.get("validation_perplexity") is not None:

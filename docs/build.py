@@ -1,0 +1,196 @@
+"""The site: every page of docs/, and pages generated from the command line, the docstrings and the benchmarks.
+
+Example: python docs/build.py site
+"""
+
+import ast
+import importlib
+import inspect
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+GENERATED = ("commands.md", "api.md", "performance.md")
+
+# The order of the pages. One that is not there is left out; one that is not listed comes last, under its heading.
+PAGES = [
+    "index.md",
+    "measure.md",
+    "own-scheme.md",
+    "evaluate.md",
+    "generate.md",
+    "schemes.md",
+    "studies.md",
+    "paper.md",
+    "claims.md",
+    "commands.md",
+    "api.md",
+    "performance.md",
+    "tested.md",
+    "files.md",
+]
+
+SETTINGS = """
+[project]
+site_name = "fieldlens"
+site_description = "How far back a language model really looks, and how far past its training length to trust it"
+site_dir = "site"
+use_directory_urls = false
+nav = {nav}
+
+[project.theme]
+font = false
+features = ["content.code.copy", "navigation.footer", "navigation.top", "search.highlight", "toc.follow"]
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: light)"
+scheme = "default"
+toggle.icon = "lucide/sun"
+toggle.name = "Switch to dark mode"
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: dark)"
+scheme = "slate"
+toggle.icon = "lucide/moon"
+toggle.name = "Switch to light mode"
+
+[project.markdown_extensions]
+attr_list = {{}}
+tables = {{}}
+toc.permalink = true
+pymdownx.highlight = {{}}
+pymdownx.superfences = {{}}
+"""
+
+
+def stage(folder: Path) -> list[str]:
+    """Lay out what the builder reads; the pages in their order."""
+    docs = folder / "docs"
+    shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for name, text in zip(GENERATED, (commands(), api(), performance()), strict=True):
+        (docs / name).write_text(text)
+    there = {path.name for path in docs.glob("*.md")}
+    pages = [name for name in PAGES if name in there] + sorted(there - set(PAGES))
+    nav = [{heading(docs / name): name} for name in pages]
+    shown = ", ".join(f"{{ {json.dumps(title)} = {json.dumps(name)} }}" for one in nav for title, name in one.items())
+    (folder / "zensical.toml").write_text(SETTINGS.format(nav=f"[{shown}]"))
+    return pages
+
+
+def heading(page: Path) -> str:
+    """A page's first heading, up to its colon."""
+    first = next(line for line in page.read_text().splitlines() if line.startswith("# "))
+    return first.removeprefix("# ").split(":")[0]
+
+
+def commands() -> str:
+    """Every verb and flag, as the command line itself knows them."""
+    from fieldlens.cli import app
+
+    text = app.generate_docs(heading_level=1)
+    before, _, after = text.partition("## Table of Contents")
+    listing = after[after.index("**Commands**") :]
+    before = before.replace("# fieldlens\n", "# Command reference\n", 1)
+    return (before + listing).replace("\nExample: ", "\nExample:\n\n    ")
+
+
+def api() -> str:
+    """The public names, with signatures and docstrings."""
+    fieldlens = importlib.import_module("fieldlens")
+    parts = [
+        "# API reference\n\nGenerated from the docstrings. `import fieldlens` is light: a name is imported when used.\n"
+    ]
+    values = {f"fieldlens.{name}": getattr(fieldlens, name) for name in fieldlens.__all__ if not name.startswith("_")}
+    values["fieldlens.schemes.Scheme"] = importlib.import_module("fieldlens.schemes").Scheme
+    for found in ("perplexity", "receptive_field", "generate"):
+        result = inspect.signature(getattr(fieldlens, found)).return_annotation
+        if inspect.isclass(result):
+            values[f"{result.__module__}.{result.__name__}"] = result
+    return "\n".join(parts + [_entry(name, value) for name, value in values.items()])
+
+
+def _entry(name: str, value: Any) -> str:
+    lines = [f"## {name}\n", f"```python\n{name.rsplit('.', 1)[1]}{_signature(value)}\n```\n", _doc(value)]
+    if inspect.isclass(value):
+        for method, one in vars(value).items():
+            if method.startswith("_") or not (one.__doc__ if isinstance(one, property) else callable(one)):
+                continue
+            shown = "" if isinstance(one, property) else _signature(one)
+            lines.append(f"### {value.__name__}.{method}\n\n```python\n{method}{shown}\n```\n\n{_doc(one)}")
+    return "\n".join(lines)
+
+
+def _signature(value: Any) -> str:
+    try:
+        return str(inspect.signature(value)).replace("fieldlens.", "").replace("torch.Tensor", "Tensor")
+    except (TypeError, ValueError):
+        return ""
+
+
+def _doc(value: Any) -> str:
+    return (inspect.getdoc(value) or "").replace("<", "&lt;") + "\n"
+
+
+def performance() -> str:
+    """The benchmarks' tables, from the files they left, with the command of each."""
+    parts = [
+        "# Performance\n",
+        "Generated from the JSON beside each benchmark. Times are ratios within one run, measured in interleaved",
+        "rounds; the row *A/A* runs the first candidate again and shows the noise.\n",
+    ]
+    for file in sorted((ROOT / "benchmarks").glob("*.json")):
+        found = json.loads(file.read_text())
+        source = ast.parse(file.with_suffix(".py").read_text())
+        question = (ast.get_docstring(source) or "").split("\n")[0]
+        about = ", ".join(f"{key} {value}" for key, value in found.pop("versions").items())
+        parts.append(f"## {file.stem}\n\n{question}\n\n```sh\npython benchmarks/{file.stem}.py\n```\n\n{about}.\n")
+        parts += [_section(name, value) for name, value in found.items()]
+    return "\n".join(parts)
+
+
+def _section(name: str, value: Any) -> str:
+    """A list of rows is a table, what holds one is taken apart, anything else is a line."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        keys = list(value[0])
+        rows = [[_number(row.get(key)) for key in keys] for row in value]
+        return f"### {name}\n\n" + _table(keys, rows)
+    if isinstance(value, dict):
+        plain = {key: one for key, one in value.items() if not isinstance(one, list | dict)}
+        rest = [_section(f"{name}: {key}", one) for key, one in value.items() if key not in plain]
+        own = [f"### {name}\n\n" + _table(["what", "figure"], [[key, _number(one)] for key, one in plain.items()])]
+        return "\n".join((own if plain else []) + rest)
+    return f"{name}: {_number(value)}\n"
+
+
+def _table(keys: list[str], rows: list[list[str]]) -> str:
+    heading, *body = ["| " + " | ".join(cells) + " |" for cells in [keys, *rows]]
+    return "\n".join([heading, "|" + "|".join(["---", *["--:"] * (len(keys) - 1)]) + "|", *body]) + "\n"
+
+
+def _number(value: Any) -> str:
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def build(out: Path) -> None:
+    """Build the site into a folder, and refuse warnings."""
+    with tempfile.TemporaryDirectory() as place:
+        stage(Path(place))
+        command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+        said = done.stdout + done.stderr
+        if done.returncode or "warning" in said.lower():
+            sys.exit(f"the site was not built:\n{said}")
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(Path(place) / "site", out)
+    print(f"site: {out / 'index.html'}")
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1] if len(sys.argv) > 1 else "site"))

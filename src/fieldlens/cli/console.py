@@ -1,0 +1,22 @@
+"""Where commands print: colours and folding on a terminal, plain whole lines in a pipe."""
+
+import os
+
+from rich.console import Console
+
+UNFOLDED = 10_000
+
+
+class Screen(Console):
+    """A console that leaves a closed pipe to the command line."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console(stderr: bool = False) -> Console:
+    """A console as wide as the terminal; in a pipe lines are left whole, unless COLUMNS says how wide."""
+    found = Screen(stderr=stderr, highlight=False)
+    if not found.is_terminal and not os.environ.get("COLUMNS"):
+        found.width = UNFOLDED
+    return found

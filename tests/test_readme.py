@@ -1,0 +1,48 @@
+"""Every command of the README but `make` is run as it stands, in an empty folder; the preset glance becomes smoke."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_every_command_runs(tmp_path: Path) -> None:
+    """In one shell, in the order of the page; targets and texts are few, for this is about the commands."""
+    commands = [line for block in blocks("sh") for line in block.splitlines() if not line.startswith("make ")]
+    assert len(commands) >= 8
+    script = "set -ex\n" + "\n".join(commands).replace("--preset glance", "--preset smoke")
+    script = re.sub(r"^(fieldlens measure .*)$", r"\1 --segments 2 --targets 9 --plain", script, flags=re.MULTILINE)
+    script = re.sub(r"^(fieldlens evaluate .*)$", r"\1 --segments 9", script, flags=re.MULTILINE)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    python = tmp_path / "bin" / "fieldlens"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -m fieldlens "$@"\n')
+    python.chmod(0o755)
+    settings = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    settings["FIELDLENS_CACHE"] = str(tmp_path / "cache")
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=settings, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for made in ("lens/report.html", "cliff.png", "evaluations/perplexity.png"):
+        assert (tmp_path / made).stat().st_size > 1000, made
+    *_, last = blocks("python")
+    done = subprocess.run([sys.executable, "-c", last], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_scheme_is_the_example() -> None:
+    assert blocks("python")[0] == (ROOT / "examples" / "cliff.py").read_text()
