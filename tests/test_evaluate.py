@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import build
-from training import write_corpus
+from training import short_runs
 
 from fieldlens.cli import main
 from fieldlens.evaluate import read_text
@@ -22,18 +22,13 @@ SPECS = ("sandwich", "none:window=4")
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two trained runs, a run that diverged, and the corpus they know."""
-    folder = tmp_path_factory.mktemp("evaluate")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FIELDLENS_CACHE", str(folder / "cache"))
-        corpus = write_corpus(folder / "corpus", documents=60)
-        for spec in SPECS:
-            train(recipe("smoke", scheme=spec, corpus=str(corpus), steps=4), folder / spec)
-        shutil.copytree(folder / SPECS[0], folder / "diverged")
-        shutil.rmtree(folder / "diverged" / "model")
-        (folder / "diverged" / "status.json").write_text('{"state": "diverged", "step": 2}')
-        config = json.loads((folder / "diverged" / "config.json").read_text())
-        config["recipe"]["seed"] = 7
-        (folder / "diverged" / "config.json").write_text(json.dumps(config))
+    folder = short_runs(tmp_path_factory.mktemp("evaluate"), SPECS)
+    shutil.copytree(folder / SPECS[0], folder / "diverged")
+    shutil.rmtree(folder / "diverged" / "model")
+    (folder / "diverged" / "status.json").write_text('{"state": "diverged", "step": 2}')
+    config = json.loads((folder / "diverged" / "config.json").read_text())
+    config["recipe"]["seed"] = 7
+    (folder / "diverged" / "config.json").write_text(json.dumps(config))
     return folder
 
 

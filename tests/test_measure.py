@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from families import build
-from training import write_corpus
+from training import short_runs
 
 from fieldlens.advice import Check, advise, coverage
 from fieldlens.cli import main
@@ -17,8 +17,6 @@ from fieldlens.lens import page, profile, summary
 from fieldlens.measure import Question, measure_all
 from fieldlens.protocols import Anchor
 from fieldlens.receptive import ReceptiveField
-from fieldlens.recipe import recipe
-from fieldlens.train import train
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1> & [bold]x[/bold] \x07"
 
@@ -26,13 +24,7 @@ HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1> &
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two trained runs, and the corpus they know."""
-    folder = tmp_path_factory.mktemp("measure")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FIELDLENS_CACHE", str(folder / "cache"))
-        corpus = write_corpus(folder / "corpus", documents=60)
-        for spec in ("alibi", "none:window=4"):
-            train(recipe("smoke", scheme=spec, corpus=str(corpus), steps=4), folder / spec)
-    return folder
+    return short_runs(tmp_path_factory.mktemp("measure"), ("alibi", "none:window=4"))
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from families import build
-from training import write_corpus
+from training import short_runs
 
 from fieldlens import cli
 from fieldlens.generation import generate
 from fieldlens.models import find, load
-from fieldlens.recipe import recipe
 from fieldlens.tokenizer import Coder
-from fieldlens.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags.*")
 
@@ -25,12 +23,7 @@ PROMPT = "abc def"
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two short runs, and a Hugging Face folder with their tokenizer."""
-    folder = tmp_path_factory.mktemp("generate")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FIELDLENS_CACHE", str(folder / "cache"))
-        corpus = write_corpus(folder / "corpus")
-        for spec in SPECS:
-            train(recipe("smoke", scheme=spec, corpus=str(corpus), steps=3), folder / spec)
+    folder = short_runs(tmp_path_factory.mktemp("generate"), SPECS, documents=40, steps=3)
     build("llama", vocab_size=512, max_position_embeddings=16).save_pretrained(folder / "llama")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / "alibi" / "model" / name, folder / "llama" / name)

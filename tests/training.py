@@ -6,9 +6,14 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from fieldlens.checkpoint import Damaged, read_folder, steps_of
+from fieldlens.recipe import recipe
+from fieldlens.train import train as train_here
 
 SMOKE = ["--preset", "smoke", "--scheme", "kerple", "--steps", "12", "--threads", "1"]
 
@@ -21,6 +26,16 @@ def write_corpus(folder: Path, documents: int = 40) -> Path:
     for number in range(documents):
         text = " ".join(chance.choices(words, k=400))
         (folder / f"{number:03d}.txt").write_text(text)
+    return folder
+
+
+def short_runs(folder: Path, specs: Sequence[str], documents: int = 60, steps: int = 4) -> Path:
+    """Runs of a few steps, named by their schemes, with a corpus and a cache of their own; returns the folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FIELDLENS_CACHE", str(folder / "cache"))
+        corpus = write_corpus(folder / "corpus", documents)
+        for spec in specs:
+            train_here(recipe("smoke", scheme=spec, corpus=str(corpus), steps=steps), folder / spec)
     return folder
 
 
