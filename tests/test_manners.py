@@ -22,7 +22,10 @@ class Trap:
     def find_spec(self, name, *rest):
         if name == sys.argv[1]:
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                os.abort()  # as torch's own code does when an exception strikes it
 sys.meta_path.insert(0, trap := Trap())
 sys.argv = ["fieldlens", *sys.argv[1:]]
 """
