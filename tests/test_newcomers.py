@@ -123,7 +123,7 @@ def test_a_full_disk(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(checkpoint, "write_file", full)
     code, said = refused(capsys, line)
     assert "the disk is full at " in said
-    assert "free some space or write elsewhere, then give the same command again" in said
+    assert "free some space or write elsewhere, then again (train: --resume)" in said
     assert code == 4
 
 
