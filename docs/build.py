@@ -147,24 +147,25 @@ def performance() -> str:
         found = json.loads(file.read_text())
         source = ast.parse(file.with_suffix(".py").read_text())
         question = (ast.get_docstring(source) or "").split("\n")[0]
-        about = ", ".join(f"{key} {value}" for key, value in found.pop("versions").items())
+        single = {key: found.pop(key) for key in list(found) if not isinstance(found[key], list | dict)}
+        about = ", ".join(f"{key} {value}" for key, value in {**found.pop("versions"), **single}.items())
         parts.append(f"## {file.stem}\n\n{question}\n\n```sh\npython benchmarks/{file.stem}.py\n```\n\n{about}.\n")
         parts += [_section(name, value) for name, value in found.items()]
     return "\n".join(parts)
 
 
 def _section(name: str, value: Any) -> str:
-    """A list of rows is a table, what holds one is taken apart, anything else is a line."""
+    """A list of rows is a table, what holds one is taken apart."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         keys = list(value[0])
         rows = [[_number(row.get(key)) for key in keys] for row in value]
         return f"### {name}\n\n" + _table(keys, rows)
-    if isinstance(value, dict):
-        plain = {key: one for key, one in value.items() if not isinstance(one, list | dict)}
-        rest = [_section(f"{name}: {key}", one) for key, one in value.items() if key not in plain]
-        own = [f"### {name}\n\n" + _table(["what", "figure"], [[key, _number(one)] for key, one in plain.items()])]
-        return "\n".join((own if plain else []) + rest)
-    return f"{name}: {_number(value)}\n"
+    if not isinstance(value, dict):
+        return f"{name}: {value}\n"
+    plain = {key: one for key, one in value.items() if not isinstance(one, list | dict)}
+    rest = [_section(f"{name}: {key}", one) for key, one in value.items() if key not in plain]
+    own = [f"### {name}\n\n" + _table(["what", "figure"], [[key, _number(one)] for key, one in plain.items()])]
+    return "\n".join((own if plain else []) + rest)
 
 
 def _table(keys: list[str], rows: list[list[str]]) -> str:

@@ -14,6 +14,12 @@ ROOT = Path(__file__).parent.parent
 
 # What is wrong, the file, the right text, the wrong text.
 BUGS = [
+    ("Ctrl-C leaves a traceback", "__main__.py", "except KeyboardInterrupt:", "except ZeroDivisionError:"),
+    ("Ctrl-C aborts inside torch", "__main__.py", "signal.signal(signal.SIGINT, _interrupt)", "pass"),
+    ("a full disk is a riddle", "cli/__init__.py", "errno.ENOSPC, errno.EDQUOT", "errno.EDQUOT, errno.EIO"),
+    ("help waits for torch", "cli/__init__.py", "import errno\n", "import errno\n\nimport torch  # noqa: F401\n"),
+    ("numbers cut on a narrow terminal", "sheet.py", "no_wrap=stiff", "width=5"),
+    ("the hub is asked in vain", "models.py", "local_files_only=offline", "local_files_only=False"),
     ("window off by one", "layout.py", "(distances < (window", "(distances <= (window"),
     ("one future token visible", "layout.py", "(distances >= 0) &", "(distances >= -1) &"),
     ("a key too few under a window", "layout.py", "(self.window or FOREVER) + 1)", "(self.window or FOREVER) + 2)"),
@@ -87,6 +93,10 @@ def suite_is_red(source: Path) -> bool:
         "tests/test_harness.py",
         "--ignore",
         "tests/test_house.py",
+        "--ignore",
+        "tests/test_readme.py",
+        "--ignore",
+        "tests/test_packaging.py",
     ]
     child = subprocess.run(
         command + skipped, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(source)}, capture_output=True, check=False

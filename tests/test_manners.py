@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,21 @@ class Trap:
     def find_spec(self, name, *rest):
         if name == sys.argv[1]:
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                os.abort()  # as torch's own code does when an exception strikes it
 sys.meta_path.insert(0, trap := Trap())
 sys.argv = ["fieldlens", *sys.argv[1:]]
 """
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A suite that runs in the background ignores SIGINT, and so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def fieldlens(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -138,6 +150,11 @@ def test_a_number_is_never_cut(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width or width == 20
     for number in numbers:
         assert number in text
+
+
+def test_a_short_row_is_filled_up() -> None:
+    for width in (10, 40, 200):
+        assert "undefined" in shown(Sheet(["model", "50% of it", "coverage"], [["dead", "undefined"]]), width)
 
 
 def test_prose_gives_way_before_the_table_does() -> None:

@@ -94,7 +94,10 @@ def test_a_folder_without_runs_says_how_to_make_one(capsys: pytest.CaptureFixtur
 def test_the_hub_out_of_reach_is_said_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def nobody(*_: Any) -> None:
+    asked = []
+
+    def nobody(host: str, *_: Any, **__: Any) -> None:
+        asked.append(host)
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
@@ -102,6 +105,7 @@ def test_the_hub_out_of_reach_is_said_at_once(
     code, said = refused(capsys, "measure some-body/no-model")
     assert "some-body/no-model cannot be loaded" in said
     assert code == 2
+    assert len(asked) <= 2  # not a retry after the other
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,7 @@ def test_a_full_disk(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(checkpoint, "write_file", full)
     code, said = refused(capsys, line)
     assert "the disk is full at " in said
-    assert "free some space or write elsewhere, then give the same command again" in said
+    assert "free some space or write elsewhere, then again (train: --resume)" in said
     assert code == 4
 
 

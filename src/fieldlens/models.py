@@ -203,7 +203,7 @@ def _fetched(name: str) -> Path:
             for file in ("tokenizer.json", "tokenizer_config.json")
         ]
     if found[0] is None:
-        return _converted({"tokenizer of": name}, name, {})
+        return _converted({"tokenizer of": name}, name, {"local_files_only": offline})
     contents = {Path(file).name: Path(file).read_bytes() for file in found if file}
     folder = cache_folder() / "tokenizers" / digest([name, *(hash_of(Path(file)) for file in found if file)])[:32]
     if intact(folder) is None:

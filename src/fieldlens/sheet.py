@@ -52,6 +52,7 @@ class _Fitted:
 
     def __init__(self, sheet: Sheet) -> None:
         self.sheet = sheet
+        self.rows = [[*row, *[""] * (len(sheet.columns) - len(row))] for row in sheet.rows]
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.measure import Measurement
@@ -73,12 +74,12 @@ class _Fitted:
         sheet = self.sheet
         table = Table(box=None, pad_edge=False, title=escape(sheet.title) or None, title_justify="left")
         for index, column in enumerate(sheet.columns):
-            stiff = narrow and not any(" " in row[index].strip() for row in sheet.rows)
+            stiff = narrow and not any(" " in row[index].strip() for row in self.rows)
             heading = column.replace(" ", "\n") if stiff else column
             table.add_column(
                 escape(heading), justify="right" if index else "left", no_wrap=stiff, overflow="fold", vertical="top"
             )
-        for row in sheet.rows:
+        for row in self.rows:
             table.add_row(*map(escape, row))
         return table
 
@@ -87,7 +88,7 @@ class _Fitted:
 
         width = max(map(len, self.sheet.columns))
         lines = [self.sheet.title] if self.sheet.title else []
-        for row in self.sheet.rows:
+        for row in self.rows:
             lines.append(f"{self.sheet.columns[0]} {row[0].strip()}".strip())
             cells = zip(self.sheet.columns[1:], row[1:], strict=True)
             lines += [f"  {name:{width}} {cell.strip()}" for name, cell in cells if cell.strip()]

@@ -84,7 +84,7 @@ def _said(error: Exception) -> str:
     """What went wrong, and where it helps what to do."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" at {error.filename}" if error.filename else ""
-        return f"the disk is full{where}: free some space or write elsewhere, then give the same command again"
+        return f"the disk is full{where}: free some space or write elsewhere, then again (train: --resume)"
     return str(error)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 
+from fieldlens.cli.console import console
 from fieldlens.cli.study import Crew, conduct
 from fieldlens.machine import Machine
 
@@ -104,7 +104,7 @@ def _list(shelf: "Shelf", out: Path, as_json: bool) -> None:
         return
     rows = [[row["name"], row["state"], _where(row)] for row in found]
     sheet = Sheet(["artifact", "state", "runs"], rows, shelf.study.title)
-    Console(highlight=False).print(sheet.text())
+    console().print(sheet.text())
 
 
 def _where(row: dict[str, Any]) -> str:
@@ -118,7 +118,7 @@ def _draw(chosen: "list[Artifact]", shelf: "Shelf", out: Path, as_json: bool, sk
     from fieldlens.errors import BadInput
     from fieldlens.paper.artifact import notes_of, redraw, state
 
-    console, report = Console(highlight=False), []
+    screen, report = console(), []
     for one in chosen:
         try:
             drawn, written = redraw(one, shelf, out)
@@ -127,18 +127,18 @@ def _draw(chosen: "list[Artifact]", shelf: "Shelf", out: Path, as_json: bool, sk
                 raise
             report.append({"name": one.name, "files": []})
             if not as_json:
-                console.print(f"{one.name}: no result yet", style="dim", markup=False)
+                screen.print(f"{one.name}: no result yet", style="dim", markup=False)
             continue
         report.append({"name": one.name, "files": [str(path) for path in written]})
         if as_json:
             continue
         for sheet in drawn.sheets if not skip else ():
-            console.print(sheet.text())
+            screen.print(sheet.text())
             for note in sheet.notes:
-                console.print(note, style="dim", markup=False)
+                screen.print(note, style="dim", markup=False)
         for note in notes_of(one, shelf) if not skip else ():
-            console.print(note, style="dim", markup=False)
-        console.print(f"drawn: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
+            screen.print(note, style="dim", markup=False)
+        screen.print(f"drawn: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
     if as_json:
         print(json.dumps({"study": shelf.study.name, "drawn": report}))
 
@@ -152,6 +152,6 @@ def _claims(shelf: "Shelf", out: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"study": shelf.study.name, "claims": [one.to_json() for one in found]}))
         return
-    console = Console(highlight=False)
-    console.print(sheet_of(found).text())
-    console.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
+    screen = console()
+    screen.print(sheet_of(found).text())
+    screen.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
