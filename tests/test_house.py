@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from plant import BUGS
+
 import fieldlens
 from fieldlens.schemes import options, registry
 
@@ -123,3 +125,8 @@ def test_the_page_of_schemes_lists_every_option() -> None:
     for name, cls in registry().items():
         for key in set(options(cls)) - {"window"}:
             assert f"`{key}=" in rows[name], f"the row of {name} lacks {key}"
+
+
+def test_every_planted_bug_still_has_its_place() -> None:
+    for what, file, right, _ in BUGS:
+        assert right in (SOURCE / file).read_text(), f"{what}: {file} no longer says {right!r}"
