@@ -9,6 +9,7 @@ from hypothesis import settings
 
 from fieldlens.schemes import options, registry
 
+pytest_plugins = ["browsing"]
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
 settings.load_profile("unhurried")
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores

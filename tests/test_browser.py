@@ -1,76 +1,14 @@
-"""Reports in a real browser: quiet, offline, readable at every width, and deaf to hostile text."""
+"""The pieces of a report in a real browser: quiet, offline, readable at every width, and deaf to hostile text."""
 
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
+from browsing import Open
 
-from fieldlens import lens, report
-from fieldlens.advice import Check
-from fieldlens.evaluation import Evaluation
-from fieldlens.measure import Heat, Measurement
-from fieldlens.protocols import Anchor
-from fieldlens.receptive import ReceptiveField
+from fieldlens import report
 from fieldlens.report import Axis, Block, Card, Mark, Series
-from fieldlens.study.page import Result
-from fieldlens.study.page import blocks as study_blocks
-
-playwright = pytest.importorskip("playwright.sync_api", reason="these tests need playwright: pip install playwright")
-CHROMIUM = os.environ.get("CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-if CHROMIUM is None:
-    pytest.skip("these tests need chromium: install it, or name it in CHROMIUM", allow_module_level=True)
-
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--no-first-run",
-]  # fmt: skip
-
-Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as player:
-        chromium = player.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """Opens blocks as a page from disk; in the end it must have said nothing and asked for nothing."""
-    said: list[str] = []
-    asked: list[str] = []
-    contexts = []
-    path = tmp_path / "report.html"
-
-    def open_page(*blocks: Block, title: str = "Title", before: str = "", **options: Any) -> Any:
-        path.write_text(report.page(title, title, blocks, {title: title}), encoding="utf-8")
-        context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(10_000)
-        page.add_init_script("addEventListener('error', (event) => console.error(event.message))")
-        page.add_init_script(before)
-        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(path.as_uri())
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert said == []
-    assert set(asked) <= {path.as_uri()}
 
 
 def chart(series: Sequence[Series], x: Axis | None = None, y: Axis | None = None, **more: Any) -> Block:
@@ -494,82 +432,3 @@ def test_without_scripts_the_page_says_so(show: Open) -> None:
     page = show(chart([line()]), java_script_enabled=False)
     assert page.locator("h1").inner_text() == "Title"
     assert page.locator("noscript").inner_text().startswith("The charts and tables of this report")
-
-
-def measurement(name: str) -> Measurement:
-    """A whole measurement, every part of it there, named and filled with whatever text."""
-    rng = np.random.default_rng(0)
-    about = {
-        "model": {"name": name, "scheme": None},
-        "data": {"corpus": name},
-        "asked": {"segments": 4, "length": 64},
-        "theoretical": {"exact": 40, "paper": 42, "windows": [21, 21]},
-        "versions": {"fieldlens": "0"},
-    }
-    field = ReceptiveField(rng.random((4, 64)), name=name, train_length=32)
-    heats = [Heat([name, " a", "\n"] * 20, rng.random(60).tolist(), name, 0.4) for _ in range(8)]
-    probe = {"cuts": [1, 8, 64], "loss": [3.0, 2.0, 1.0], "divergence": [2.0, 1.0, 0.0]}
-    evaluation = Evaluation(
-        {"model": {"name": name, "train_length": 32}, "protocol": {"same_targets": True}, "segments": 40},
-        {n: torch.from_numpy(rng.random(40) + 1) for n in (16, 32, 64)},
-        [Anchor(n // 4, n) for n in range(40)],
-    )
-    layers = {1: rng.random(64), 2: rng.random(64)}
-    return Measurement(about, field, layers, heats, probe, Check(evaluation, {8: evaluation}, 100, 64))
-
-
-@pytest.mark.parametrize("width", [360, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_lens_shows_every_part_of_a_measurement(show: Open, width: int, scheme: str) -> None:
-    hostile = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
-    found = [measurement(hostile), measurement("plain")]
-    page = show(
-        *lens.blocks(found, hostile), title=hostile, viewport={"width": width, "height": 800}, color_scheme=scheme
-    )
-    headings = page.locator("h2").all_inner_texts()
-    for part in (
-        "How far back it looks",
-        "Where it is gathered",
-        "If the context is cut",
-        "Checked against perplexity",
-    ):
-        assert part in headings
-    assert page.locator("svg[role=img]").count() == 5
-    assert page.evaluate("typeof window.hacked") == "undefined"
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert hostile in page.locator("body").inner_text()
-
-
-def result(name: str, seed: int) -> Result:
-    """The result of one run of a study."""
-    rng = np.random.default_rng(seed)
-    recipe = {"scheme": name, "corpus": name, "seed": seed, "length": 32}
-    model = {"name": name, "scheme": None, "recipe": recipe, "data": "0", "train_length": 32}
-    evaluation = Evaluation(
-        {
-            "model": model,
-            "protocol": {"same_targets": True},
-            "segments": 40,
-            "window": None,
-            "asked": {"lengths": [64]},
-        },
-        {n: torch.from_numpy(rng.random(40) + 1) for n in (16, 32, 64)},
-        [Anchor(n // 4, n) for n in range(40)],
-    )
-    about = {"state": "done", "recipe": recipe, "evaluations": [{"lengths": [64]}], "versions": {"fieldlens": "0"}}
-    return Result(f"{name}-{seed}", about, [evaluation], measurement(name))
-
-
-@pytest.mark.parametrize("width", [360, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_study_shows_every_part(show: Open, width: int, scheme: str) -> None:
-    hostile = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
-    found = [result(hostile, seed) for seed in (1, 2)] + [result("plain", 1)]
-    blocks = study_blocks(found, failed=[hostile], missing=[hostile])
-    page = show(*blocks, title=hostile, viewport={"width": width, "height": 800}, color_scheme=scheme)
-    headings = page.locator("h2").all_inner_texts()
-    assert "Does coverage predict extrapolation?" in headings
-    assert page.locator("svg[role=img]").count() == 4
-    assert page.evaluate("typeof window.hacked") == "undefined"
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert hostile in page.locator("body").inner_text()

@@ -13,10 +13,11 @@ from torch import Tensor
 
 import fieldlens
 from fieldlens import Config, Decoder
-from fieldlens.errors import BadInput
-from fieldlens.evaluation import NoMemory, Plan, Undefined, evaluate, read_evaluation
+from fieldlens.errors import BadInput, NoMemory, Undefined
+from fieldlens.evaluation import Plan, read_evaluation
 from fieldlens.huggingface import FieldlensForCausalLM
 from fieldlens.protocols import PROTOCOLS, protocol
+from fieldlens.scoring import evaluate
 from fieldlens.statistics import bootstrap_mean, holm, sign_flip
 from fieldlens.subject import Ours, Plain
 from fieldlens.verdict import judge

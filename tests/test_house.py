@@ -48,6 +48,8 @@ ORDER = [
     "protocols",
     "verdict",
     "evaluation",
+    "batches",
+    "scoring",
     "evaluate",
     "compare",
     "lastquery",

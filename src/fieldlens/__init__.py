@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from fieldlens.attend import attention as attention
     from fieldlens.decoder import Config as Config
     from fieldlens.decoder import Decoder as Decoder
-    from fieldlens.evaluation import perplexity as perplexity
     from fieldlens.generation import generate as generate
     from fieldlens.receptive import receptive_field as receptive_field
     from fieldlens.schemes import scheme as scheme
+    from fieldlens.scoring import perplexity as perplexity
 
 # Each public name and its module, imported when first used: `fieldlens --help` must not wait for torch.
 _HOMES = {
@@ -20,7 +20,7 @@ _HOMES = {
     "attention": "attend",
     "Config": "decoder",
     "Decoder": "decoder",
-    "perplexity": "evaluation",
+    "perplexity": "scoring",
     "receptive_field": "receptive",
     "generate": "generation",
 }

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fieldlens.batches import Watch
 from fieldlens.effort import spoken_bytes
 from fieldlens.evaluate import Text
-from fieldlens.evaluation import Evaluation, Plan, Watch, anchors_of, evaluate
+from fieldlens.evaluation import Evaluation, Plan
 from fieldlens.layout import narrower
 from fieldlens.protocols import protocol
 from fieldlens.receptive import LEVELS, ReceptiveField
+from fieldlens.scoring import anchors_of, evaluate
 from fieldlens.statistics import bootstrap_difference
 from fieldlens.subject import Subject
 

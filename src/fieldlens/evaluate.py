@@ -10,24 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from fieldlens.batches import Watch
 from fieldlens.corpus import SPLITS, open_corpus
 from fieldlens.documents import File
 from fieldlens.errors import BadInput, unknown
-from fieldlens.evaluation import (
-    KIND,
-    Evaluation,
-    Plan,
-    Watch,
-    address,
-    anchors_of,
-    documents_of,
-    evaluate,
-    read_evaluation,
-)
+from fieldlens.evaluation import KIND, Evaluation, Plan, read_evaluation
 from fieldlens.models import Origin, find, load
 from fieldlens.protocols import Anchor, Eligible, draw, protocol
 from fieldlens.results import write_json
 from fieldlens.schemes import check_window
+from fieldlens.scoring import address, anchors_of, documents_of, evaluate
 from fieldlens.sheet import Sheet
 from fieldlens.tokenizer import Coder, begins_with, pieces_of
 from fieldlens.tokens import tokenize

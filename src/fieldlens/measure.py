@@ -12,18 +12,19 @@ import torch
 from torch import Tensor
 
 from fieldlens.advice import Check, advise, check, coverage, probe
+from fieldlens.batches import Watch
 from fieldlens.corpus import SPLITS
 from fieldlens.effort import SHARE, backward, forward, free_memory, out_of_memory
-from fieldlens.errors import BadInput, unknown
+from fieldlens.errors import BadInput, NoMemory, unknown
 from fieldlens.evaluate import Text, read_file, read_text
-from fieldlens.evaluation import NoMemory, Plan, Watch
-from fieldlens.evaluation import check as check_text
+from fieldlens.evaluation import Plan
 from fieldlens.influence import Seam, Target, layers_of, seam
 from fieldlens.models import Origin, find, load
 from fieldlens.protocols import Anchor, draw, eligible, protocol
 from fieldlens.receptive import Average, ReceptiveField
 from fieldlens.results import provenance, read_arrays, read_json, write_arrays, write_json
 from fieldlens.schemes import check_window
+from fieldlens.scoring import check as check_text
 from fieldlens.subject import Subject
 from fieldlens.tokenizer import load_tokenizer
 

@@ -1,0 +1,162 @@
+"""The losses of a plan's windows, batch by batch, within the memory there is; a journal keeps what is done."""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fieldlens.effort import SHARE, forward, free_memory, out_of_memory
+from fieldlens.errors import BadInput, FieldlensError, NoMemory, Undefined
+from fieldlens.evaluation import Plan
+from fieldlens.protocols import Window
+from fieldlens.results import read_arrays, write_arrays
+from fieldlens.subject import Subject
+
+AT_ONCE = 8192
+"""Tokens in a batch, at most: more gain nothing on a CPU."""
+
+AT_ONCE_ON_GPU = 1 << 16
+SAVE_EVERY = 15.0
+
+Watch = Callable[[dict[str, Any]], None]
+
+
+class Batches:
+    """The windows of a plan, batch by batch, the longest first."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        documents: Sequence[np.ndarray],
+        plan: Plan,
+        windows: dict[int, list[Window]],
+        batch: int | None,
+        journal: Path | None,
+        watch: Watch,
+    ) -> None:
+        self.subject, self.documents, self.plan, self.windows = subject, documents, plan, windows
+        self.most, self.journal, self.watch = batch, journal, watch
+        self.room: int | None = None
+        """Tokens that a batch may have, once memory ran out."""
+        self.begun = False
+        targets = sum(window.scored for window in windows[plan.longest])
+        self.losses_LN = np.full((len(plan.lengths), targets), np.nan)
+        self.done, self.saved = 0.0, time.monotonic()
+        self.total = sum(self._operations(window) for some in windows.values() for window in some)
+
+    def run(self) -> np.ndarray:
+        self._restore()
+        try:
+            for row in reversed(range(len(self.plan.lengths))):
+                self._length(row)
+        finally:
+            self._save()
+        if self.journal is not None:
+            self.journal.unlink(missing_ok=True)
+        return self.losses_LN
+
+    def _length(self, row: int) -> None:
+        todo, place = [], 0
+        for window in self.windows[self.plan.lengths[row]]:
+            if np.isnan(self.losses_LN[row, place]):
+                todo.append((window, place))
+            else:
+                self.done += self._operations(window)
+            place += window.scored
+        for (tokens, scored), some in groupby(todo, key=lambda pair: (pair[0].stop - pair[0].start, pair[0].scored)):
+            group = list(some)
+            while group:
+                taken = self._batch(tokens, scored, first=not self.begun)
+                found = self._losses([window for window, _ in group[:taken]], scored)
+                for (_, place), losses in zip(group[: len(found)], found, strict=True):
+                    self.losses_LN[row, place : place + scored] = losses
+                group = group[len(found) :]
+
+    def _batch(self, tokens: int, scored: int, first: bool) -> int:
+        """How many windows at once; the very first goes alone, to see what it takes."""
+        if first:
+            return 1
+        usual = AT_ONCE if self.subject.device.type == "cpu" else AT_ONCE_ON_GPU
+        needed = self.subject.needed(tokens, scored, self.plan.window)
+        each = forward(self.subject, needed, scored, self.plan.window).bytes
+        bounds = [int(SHARE * free_memory(self.subject.device) / each), self.most or usual // needed]
+        if self.room is not None:
+            bounds.append(self.room // needed)
+        return max(1, min(bounds))
+
+    def _losses(self, windows: list[Window], scored: int) -> np.ndarray:
+        """The losses of as many of these windows as memory allows: (n, scored)."""
+        while True:
+            start = time.perf_counter()
+            found = self._attempt(windows, scored)
+            if found is not None:
+                break
+            windows = self._half(windows, scored)
+        if not np.isfinite(found).all():
+            raise Undefined(
+                f"{self.subject.name} gives a loss that is not finite, at length {self._length_of(windows)}"
+            )
+        self.done += sum(self._operations(window) for window in windows)
+        if not self.begun:
+            self.begun = True
+            self._estimate(windows[0], scored, time.perf_counter() - start)
+        self.watch({"done": self.done, "total": self.total, "what": f"length {self._length_of(windows)}"})
+        if time.monotonic() - self.saved > SAVE_EVERY:
+            self._save()
+        return found
+
+    def _attempt(self, windows: list[Window], scored: int) -> np.ndarray | None:
+        """The losses, or None if memory ran out; by then everything of the attempt is gone."""
+        ids_BT = torch.from_numpy(np.stack([self._ids(window) for window in windows]))
+        try:
+            return self.subject.losses(ids_BT, scored, self.plan.window).numpy()
+        except (RuntimeError, MemoryError, IndexError, ValueError) as error:
+            if out_of_memory(error):
+                return None
+            if isinstance(error, FieldlensError) or self.begun:
+                raise
+            said = " ".join(str(error).split())[:200]
+            trained = f"; its configuration says {self.subject.train_length}" if self.subject.train_length else ""
+            raise BadInput(f"{self.subject.name} cannot take {len(ids_BT[0]) - 1} tokens{trained} ({said})") from error
+
+    def _half(self, windows: list[Window], scored: int) -> list[Window]:
+        if len(windows) == 1:
+            raise NoMemory(
+                f"not enough memory for one text of {self._length_of(windows)} tokens: give shorter --lengths"
+            )
+        kept = windows[: len(windows) // 2]
+        self.room = len(kept) * self.subject.needed(self._length_of(kept), scored, self.plan.window)
+        self.watch({"warning": f"not enough memory: going on with batches of {len(kept)}"})
+        return kept
+
+    def _ids(self, window: Window) -> np.ndarray:
+        ids = self.documents[window.document][window.start : window.stop + 1].astype(np.int64)
+        return ids if self.plan.bos is None else np.concatenate([[self.plan.bos], ids])
+
+    def _length_of(self, windows: list[Window]) -> int:
+        return windows[0].stop - windows[0].start
+
+    def _operations(self, window: Window) -> float:
+        needed = self.subject.needed(window.stop - window.start, window.scored, self.plan.window)
+        return forward(self.subject, needed, window.scored, self.plan.window).operations
+
+    def _estimate(self, window: Window, scored: int, seconds: float) -> None:
+        needed = self.subject.needed(window.stop - window.start, scored, self.plan.window)
+        each = forward(self.subject, needed, scored, self.plan.window)
+        memory = each.bytes * self._batch(window.stop - window.start, scored, first=False)
+        self.watch({"estimate": seconds * (self.total - self.done) / each.operations, "memory": memory})
+
+    def _restore(self) -> None:
+        if self.journal is not None and self.journal.exists():
+            found = read_arrays(self.journal)["losses"]
+            if found.shape == self.losses_LN.shape:
+                self.losses_LN[:] = found
+
+    def _save(self) -> None:
+        self.saved = time.monotonic()
+        if self.journal is not None and self.done:
+            write_arrays(self.journal, {"losses": self.losses_LN})
