@@ -98,6 +98,29 @@ def test_loss_and_kept_logits() -> None:
     assert torch.equal(wrapped(inputs_embeds=model.embed(ids)).logits, model(ids))
 
 
+@pytest.mark.parametrize("with_cache", [False, True])
+@pytest.mark.parametrize("window", [None, 3])
+def test_recomputing_changes_no_gradient(window: int | None, with_cache: bool) -> None:
+    """`gradient_checkpointing_enable`, as trainers call it: blocks run twice, gradients stay, a cache is left alone."""
+    wrapped, ids = FieldlensForCausalLM.of(decoder("t5", window=window)), torch.randint(60, (2, 9))
+    runs: list[int] = []
+    wrapped.decoder.blocks[0].register_forward_pre_hook(lambda *_: runs.append(1))
+
+    def gradients() -> list[torch.Tensor]:
+        wrapped.zero_grad()
+        cache = {"past_key_values": wrapped.sliding_cache()} if with_cache else {}
+        wrapped(ids, labels=ids, **cache).loss.backward()
+        return [parameter.grad.clone() for parameter in wrapped.parameters()]  # type: ignore[union-attr]
+
+    plain = gradients()
+    assert len(runs) == 1
+    wrapped.gradient_checkpointing_enable()
+    assert all(map(torch.equal, gradients(), plain))
+    assert len(runs) == (2 if with_cache else 3)
+    wrapped.gradient_checkpointing_disable()
+    assert wrapped(ids).past_key_values is not None
+
+
 def test_position_ids_are_honoured() -> None:
     model, ids = decoder("sinusoidal"), torch.randint(60, (1, 9))
     wanted = model(ids, positions=torch.arange(5, 14))

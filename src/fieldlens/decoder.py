@@ -215,8 +215,8 @@ class Decoder(nn.Module):
         if order is not None:
             x_BTD = (x_BTD + order.to(torch.promote_types(x_BTD.dtype, torch.float32))).to(x_BTD.dtype)
         for block, place in zip(self.blocks, places, strict=True):
-            if self.checkpointing and torch.is_grad_enabled():
-                x_BTD = checkpoint(block, x_BTD, place, cache, use_reentrant=False)
+            if self.checkpointing and cache is None and torch.is_grad_enabled():
+                x_BTD = checkpoint(block, x_BTD, place, None, use_reentrant=False)
             else:
                 x_BTD = block(x_BTD, place, cache)
         return self.norm(x_BTD)

@@ -134,6 +134,7 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = FieldlensConfig
     base_model_prefix = "decoder"
+    supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]  # noqa: RUF012
     _tied_weights_keys = {"decoder.head.weight": "decoder.embedding.weight"}  # noqa: RUF012
 
@@ -170,6 +171,10 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         model.decoder.scheme.project()
         return (model, info) if wants_info else model
 
+    def _set_gradient_checkpointing(self, enable: bool = True, *_: Any, **__: Any) -> None:
+        """Called by `gradient_checkpointing_enable` and `_disable`: every block, or none."""
+        self.decoder.checkpointing = enable
+
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embedding
 
@@ -198,7 +203,9 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
             raise BadInput("give either input_ids or inputs_embeds")
         x_BTD = inputs_embeds if input_ids is None else self.decoder.embed(input_ids)
         assert x_BTD is not None
-        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
+        wants_cache = self.config.use_cache if use_cache is None else use_cache
+        recomputes = self.decoder.checkpointing and torch.is_grad_enabled()  # a second pass would fill the cache again
+        if past_key_values is None and wants_cache and not recomputes:
             past_key_values = self._new_cache(attention_mask)
         positions, key_positions = self._positions(x_BTD, attention_mask, position_ids, past_key_values)
         window = getattr(past_key_values.layers[0], "window", None) if past_key_values else None
