@@ -201,6 +201,20 @@ def test_two_processes_train_and_resume(corpus: Path, tmp_path: Path) -> None:
     assert [row["step"] for row in training.logged(second)] == list(range(1, 13))
 
 
+def test_validation_takes_pieces_from_all_over_the_split(
+    corpus: Path, tokens: TokenizedCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = trainer(small(corpus), tokens)
+    one.validation_ids = np.arange(100_000) % 500
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(Objective, "forward", lambda self, ids: seen.append(ids) or torch.zeros(()))
+    assert one.validate() == 1.0
+    firsts = torch.cat(seen)[:, 0].numpy()
+    assert firsts[0] == 0
+    assert firsts[-1] == (100_000 - 1 - one.recipe.length) % 500
+    assert np.ptp(np.diff(firsts) % 500) <= 1  # evenly
+
+
 def test_numbers_that_break_end_the_run(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     calls = []

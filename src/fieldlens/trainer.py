@@ -103,11 +103,12 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Perplexity of a fixed part of the validation split, at the training length."""
+        """Perplexity of pieces spread evenly over the validation split, always the same, at the training length."""
         length = self.recipe.length
         wanted = min(VALIDATION_BATCHES * self.recipe.batch, max(1, VALIDATION_TOKENS // length))
         pieces = min((len(self.validation_ids) - 1) // length, wanted)
-        rows = np.stack([self.validation_ids[n * length : (n + 1) * length + 1] for n in range(pieces)])
+        starts = np.linspace(0, len(self.validation_ids) - 1 - length, pieces).astype(int)
+        rows = np.stack([self.validation_ids[start : start + length + 1] for start in starts])
         losses = []
         for some in torch.from_numpy(rows.astype(np.int64)).split(self.recipe.batch):
             with self.precision():
