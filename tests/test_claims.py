@@ -70,7 +70,7 @@ def fields_as_printed(job: Job, length: int) -> np.ndarray:
     if name == "alibi":
         return np.exp(-back / 40)
     shares = (1.0 + back) ** -0.63
-    if name == "sinusoidal":
+    if name in ("rotary", "sinusoidal"):
         end = job.recipe.length
         shares[end - 2 : end + 1] += 0.3 * shares.sum()
     return shares

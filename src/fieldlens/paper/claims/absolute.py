@@ -3,6 +3,7 @@
 from fieldlens.paper.artifacts.sinusoidal_128_512 import TRAININGS, jump
 from fieldlens.paper.claims import Outcome, claim, over
 from fieldlens.paper.evidence import Evidence, share
+from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import ALL
 
 TALL = 2.0
@@ -33,12 +34,28 @@ def leave_the_field(evidence: Evidence) -> Outcome:
 )  # fmt: skip
 def sinusoidal_jumps(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[bool, list[str]]:
-        found, said = [], []
-        for trained in TRAININGS:
-            here = evidence.shelf.length(trained)
-            place, times = jump(evidence.field("sinusoidal", corpus, trained), here)
-            found.append(abs(place - here) <= here / 4 and times >= TALL)
-            said.append(f"L_tr {here}: heaviest at {place}, {times:.1f} times the mean")
-        return all(found), said
+        each = [_jumps(evidence, "sinusoidal", corpus, trained) for trained in TRAININGS]
+        return all(found for found, _ in each), [line for _, said in each for line in said]
 
     return over(evidence, ("arxiv",), test)
+
+
+@claim(
+    "rotary-jumps", 5,
+    "Rotary too looks at the position where its training sequences ended, though it adds no position to its input.",
+    "Of all spans of L_tr / 16 before the most recent L_tr tokens the heaviest lies within L_tr / 4 of position L_tr, "
+    f"and holds {TALL:g} times the mean.",
+    ours=True,
+)  # fmt: skip
+def rotary_jumps(evidence: Evidence) -> Outcome:
+    def test(corpus: str) -> tuple[bool, list[str]]:
+        return _jumps(evidence, "rotary", corpus, TRAINED)
+
+    return over(evidence, ALL, test)
+
+
+def _jumps(evidence: Evidence, model: str, corpus: str, trained: int) -> tuple[bool, list[str]]:
+    here = evidence.shelf.length(trained)
+    place, times = jump(evidence.field(model, corpus, trained), here)
+    found = abs(place - here) <= here / 4 and times >= TALL
+    return found, [f"L_tr {here}: heaviest at {place}, {times:.1f} times the mean"]
