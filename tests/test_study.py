@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -422,3 +423,16 @@ def test_time_left_is_shared_among_workers(whole: Path) -> None:
     assert flat.left(found.jobs[0], half) == pytest.approx(2.0 + operations(found.jobs[0])["measure"] / 1e9)
     assert flat.left(found.jobs[0], {}, trained=True) < flat.left(found.jobs[0], {})
     assert 0 < flat.done(found.jobs[0], half) < 1
+
+
+def test_a_worker_steps_back_behind_other_sessions() -> None:
+    """Niceness alone counts among the processes of one session where Linux shares cores out among sessions."""
+    group = Path("/proc/self/autogroup")
+    if not group.exists():
+        pytest.skip("this system does not share cores out among sessions")
+    code = "import os; from fieldlens.study.job import step_back; step_back(7); print(os.nice(0), open('{}').read())"
+    found = subprocess.run(
+        [sys.executable, "-c", code.format(group)], start_new_session=True, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split()[0] == str(os.nice(0) + 7)
+    assert found.stdout.split()[-1] == "7"

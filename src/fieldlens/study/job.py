@@ -225,9 +225,18 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def step_back(nice: int) -> None:
+    """Lower this process's priority."""
+    os.nice(nice)
+    if nice:
+        # Linux may share the cores out among sessions, and a worker is one: its niceness would count only inside it.
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(nice))
+
+
 def main() -> None:
     file, nice = sys.argv[1:]
-    os.nice(int(nice))
+    step_back(int(nice))
     given = json.loads(Path(file).read_text())
     _end_with_parent()
     try:
