@@ -1,4 +1,4 @@
-"""The site: every page of docs/, and pages generated from the command line, the docstrings and the benchmarks.
+"""The site: every page of docs/, and pages generated from the command line, docstrings, benchmarks and results.
 
 Example: python docs/build.py site
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-GENERATED = ("commands.md", "api.md", "performance.md")
 
 # The order of the pages. One that is not there is left out; one that is not listed comes last, under its heading.
 PAGES = [
@@ -27,6 +26,7 @@ PAGES = [
     "schemes.md",
     "studies.md",
     "paper.md",
+    "results.md",
     "claims.md",
     "commands.md",
     "api.md",
@@ -72,8 +72,9 @@ def stage(folder: Path) -> list[str]:
     """Lay out what the builder reads; the pages in their order."""
     docs = folder / "docs"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    for name, text in zip(GENERATED, (commands(), api(), performance()), strict=True):
-        (docs / name).write_text(text)
+    generated = {"commands": commands(), "api": api(), "performance": performance(), "results": results(docs)}
+    for name, text in generated.items():
+        (docs / f"{name}.md").write_text(text)
     there = {path.name for path in docs.glob("*.md")}
     pages = [name for name in PAGES if name in there] + sorted(there - set(PAGES))
     nav = [{heading(docs / name): name} for name in pages]
@@ -152,6 +153,37 @@ def performance() -> str:
         parts.append(f"## {file.stem}\n\n{question}\n\n```sh\npython benchmarks/{file.stem}.py\n```\n\n{about}.\n")
         parts += [_section(name, value) for name, value in found.items()]
     return "\n".join(parts)
+
+
+def results(docs: Path) -> str:
+    """Every table and figure of the paper, drawn from the committed results."""
+    from fieldlens.paper.artifact import registry, state
+    from fieldlens.paper.shelf import Shelf
+    from fieldlens.study.plan import read_study
+
+    shelf, drawings = Shelf(read_study("paper"), ROOT / "results" / "paper"), docs / "drawn"
+    parts = [
+        "# Tables and figures\n",
+        "Drawn from the committed results when this site was built. Names are the labels of the paper's source. Tables",
+        "say *paper · ours*; [the paper, by one command](paper.md) tells the rule of scale and what stands for what.\n",
+    ]
+    for artifact in sorted(registry().values(), key=lambda one: one.kind != "table"):
+        how = state(artifact, shelf, drawings)
+        about = f"`fieldlens paper {artifact.name}`: {how['state']}{', ' if how['why'] else ''}{how['why']}."
+        parts.append(f"## {artifact.title}\n\n{about}\n")
+        if how["state"] != "missing":
+            parts += _drawing(artifact, shelf, drawings)
+    return "\n".join(parts)
+
+
+def _drawing(artifact: Any, shelf: Any, drawings: Path) -> list[str]:
+    """An artifact's figures, then its tables."""
+    from fieldlens.paper.artifact import redraw
+
+    drawn, written = redraw(artifact, shelf, drawings)
+    figures = [path.name for path in written if path.suffix == ".svg"]
+    tables = [sheet.markdown() for sheet in drawn.sheets]
+    return [*(f"![{artifact.title}](drawn/{name})\n" for name in figures), *(f"{table}\n" for table in tables)]
 
 
 def _section(name: str, value: Any) -> str:

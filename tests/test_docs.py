@@ -9,6 +9,7 @@ import pytest
 
 import fieldlens
 from fieldlens.cli import app
+from fieldlens.paper.artifact import registry
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -25,10 +26,15 @@ def builder() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def staged(builder: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(builder: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """What the builder reads, and its menu."""
     folder = tmp_path_factory.mktemp("site")
-    builder.stage(folder)
-    return folder / "docs"
+    return folder / "docs", builder.stage(folder)
+
+
+@pytest.fixture
+def staged(site: tuple[Path, list[str]]) -> Path:
+    return site[0]
 
 
 def anchors(page: Path) -> set[str]:
@@ -68,8 +74,8 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     assert dead(page) == ["b.md", "#nowhere"]
 
 
-def test_every_page_is_in_the_menu(builder: ModuleType, tmp_path: Path, staged: Path) -> None:
-    menu = builder.stage(tmp_path)
+def test_every_page_is_in_the_menu(site: tuple[Path, list[str]]) -> None:
+    staged, menu = site
     assert set(menu) == {page.name for page in staged.glob("*.md")}
     assert menu[0] == "index.md"
 
@@ -89,6 +95,14 @@ def test_every_benchmark_has_its_tables(staged: Path) -> None:
         section = text.split(f"\n## {file.stem}\n")[1].split("\n## ")[0]
         assert f"python benchmarks/{file.stem}.py" in section
         assert section.count("|---") >= 1
+
+
+def test_every_table_and_figure_of_the_paper_is_shown(staged: Path) -> None:
+    text = (staged / "results.md").read_text()
+    for name, artifact in registry().items():
+        section = text.split(f"\n## {artifact.title}\n")[1].split("\n## ")[0]
+        assert f"`fieldlens paper {name}`" in section
+        assert ": missing" in section or "](drawn/" in section or "|---" in section.replace("-:", "-")
 
 
 def test_it_builds_without_warnings(builder: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

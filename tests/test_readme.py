@@ -7,6 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fieldlens.paper.artifacts.openweb_github_arxiv import FREE, LEARNED
+from fieldlens.paper.cells import score
+from fieldlens.paper.printed import cells
+from fieldlens.paper.scale import LENGTHS
+from fieldlens.paper.shelf import Shelf
+from fieldlens.schemes import parse
+from fieldlens.study.plan import read_study
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -46,3 +54,22 @@ def test_every_command_runs(tmp_path: Path) -> None:
 
 def test_the_scheme_is_the_example() -> None:
     assert blocks("python")[0] == (ROOT / "examples" / "cliff.py").read_text()
+
+
+def test_the_table_is_what_the_paper_and_the_committed_results_say() -> None:
+    shelf, printed = Shelf(read_study("paper"), ROOT / "results" / "paper"), cells("tab:openweb-github-arxiv")
+    wanted = {}
+    for model in (*FREE, *LEARNED):
+        ours = [score(shelf, model, "arxiv", length).mean for length in LENGTHS]
+        theirs = [printed.get(("arxiv", model, length)) for length in LENGTHS]
+        if None not in ours and None not in theirs:
+            label = parse(model)[0].label
+            wanted[label] = [f"{_three(float(a.value))} · {_three(b)}" for a, b in zip(theirs, ours, strict=True)]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in README.splitlines() if " · " in line]
+    assert {row[0]: row[1:] for row in rows if len(row) == 6 and row[0] in wanted} == wanted
+
+
+def _three(value: float | None) -> str:
+    """Three digits that matter."""
+    assert value is not None
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
