@@ -1,4 +1,4 @@
-"""The site: every page of docs/, and pages generated from the command line, the docstrings and the benchmarks.
+"""The site: every page of docs/, and pages generated from the command line, docstrings, benchmarks and results.
 
 Example: python docs/build.py site
 """
@@ -7,15 +7,18 @@ import ast
 import importlib
 import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-GENERATED = ("commands.md", "api.md", "performance.md")
+GENERATED = ("commands.md", "api.md", "performance.md", "figures.md")
+MODULES = re.compile(r"\b(?:typing|collections\.abc|pathlib|numpy|torch|fieldlens(?:\.[a-z]\w*)*)\.")
 
 # The order of the pages. One that is not there is left out; one that is not listed comes last, under its heading.
 PAGES = [
@@ -27,6 +30,7 @@ PAGES = [
     "schemes.md",
     "studies.md",
     "paper.md",
+    "figures.md",
     "claims.md",
     "commands.md",
     "api.md",
@@ -41,6 +45,7 @@ site_name = "fieldlens"
 site_description = "How far back a language model really looks, and how far past its training length to trust it"
 site_dir = "site"
 use_directory_urls = false
+extra_css = ["style.css"]
 nav = {nav}
 
 [project.theme]
@@ -72,7 +77,7 @@ def stage(folder: Path) -> list[str]:
     """Lay out what the builder reads; the pages in their order."""
     docs = folder / "docs"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    for name, text in zip(GENERATED, (commands(), api(), performance()), strict=True):
+    for name, text in zip(GENERATED, (commands(), api(), performance(), figures(docs)), strict=True):
         (docs / name).write_text(text)
     there = {path.name for path in docs.glob("*.md")}
     pages = [name for name in PAGES if name in there] + sorted(there - set(PAGES))
@@ -96,7 +101,8 @@ def commands() -> str:
     before, _, after = text.partition("## Table of Contents")
     listing = after[after.index("**Commands**") :]
     before = before.replace("# fieldlens\n", "# Command reference\n", 1)
-    return (before + listing).replace("\nExample: ", "\nExample:\n\n    ")
+    text = (before + listing).replace("\nExample: ", "\nExample:\n\n    ")
+    return re.sub(r"(?<!`)'([^'`\n]*\*[^'`\n]*)'", r"`'\1'`", text)  # a pattern's stars are no emphasis
 
 
 def api() -> str:
@@ -115,21 +121,33 @@ def api() -> str:
 
 
 def _entry(name: str, value: Any) -> str:
-    lines = [f"## {name}\n", f"```python\n{name.rsplit('.', 1)[1]}{_signature(value)}\n```\n", _doc(value)]
+    lines = [f"## {name}\n", f"```python\n{_signature(name.rsplit('.', 1)[1], value)}\n```\n", _doc(value)]
     if inspect.isclass(value):
         for method, one in vars(value).items():
-            if method.startswith("_") or not (one.__doc__ if isinstance(one, property) else callable(one)):
+            read = isinstance(one, property | cached_property)
+            if method.startswith("_") or not one.__doc__ or not (read or inspect.isfunction(one)):
                 continue
-            shown = "" if isinstance(one, property) else _signature(one)
-            lines.append(f"### {value.__name__}.{method}\n\n```python\n{method}{shown}\n```\n\n{_doc(one)}")
+            shown = method if read else _signature(method, one)
+            lines.append(f"### {value.__name__}.{method}\n\n```python\n{shown}\n```\n\n{_doc(one)}")
     return "\n".join(lines)
 
 
-def _signature(value: Any) -> str:
+def _signature(name: str, value: Any) -> str:
+    """A name with its parameters, one to a line where one line would be too long."""
     try:
-        return str(inspect.signature(value)).replace("fieldlens.", "").replace("torch.Tensor", "Tensor")
+        found = inspect.signature(value)
     except (TypeError, ValueError):
-        return ""
+        return name
+    parts: list[str] = []
+    for one in found.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        if one.name != "self":
+            parts.append(re.sub(r"<function .*>", "…", MODULES.sub("", str(one))))
+    result = MODULES.sub("", str(found).rpartition(") -> ")[2]) if " -> " in str(found) else ""
+    end = f") -> {result}" if result and not inspect.isclass(value) else ")"
+    whole = f"{name}({', '.join(parts)}{end}"
+    return whole if len(whole) <= 88 else f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + end
 
 
 def _doc(value: Any) -> str:
@@ -151,6 +169,36 @@ def performance() -> str:
         about = ", ".join(f"{key} {value}" for key, value in {**found.pop("versions"), **single}.items())
         parts.append(f"## {file.stem}\n\n{question}\n\n```sh\npython benchmarks/{file.stem}.py\n```\n\n{about}.\n")
         parts += [_section(name, value) for name, value in found.items()]
+    return "\n".join(parts)
+
+
+def figures(docs: Path) -> str:
+    """The paper's tables and figures, drawn from the committed results; the pictures go to docs."""
+    from fieldlens.paper.artifact import notes_of, redraw, registry
+    from fieldlens.paper.shelf import Shelf
+    from fieldlens.study.plan import read_study
+
+    shelf = Shelf(read_study("paper"), ROOT / "results" / "paper")
+    parts = [
+        "# Tables and figures\n\nDrawn from the committed results when this site was built, *paper · ours*. "
+        "[The paper, by one command](paper.md) tells the rule of scale, and what stands for the paper's corpora.\n"
+    ]
+    absent = []
+    (docs / "figures").mkdir()
+    with tempfile.TemporaryDirectory() as place:
+        for one in registry().values():
+            states = one.parts(shelf).values()
+            if states and "done" not in states:
+                absent.append(f"- `{one.name}`, a {one.kind}: {one.title}")
+                continue
+            drawn, written = redraw(one, shelf, Path(place))
+            parts.append(f"## {one.title}\n\n```sh\nfieldlens paper {one.name}\n```\n")
+            for picture in (path for path in written if path.suffix == ".png"):
+                shutil.copy(picture, docs / "figures")
+                parts.append(f"![{one.title}](figures/{picture.name})\n")
+            parts += [sheet.markdown() for sheet in drawn.sheets] + [f"{note}\n" for note in notes_of(one, shelf)]
+    if absent:
+        parts += ["## Not run yet\n", *absent, ""]
     return "\n".join(parts)
 
 
@@ -190,7 +238,7 @@ def build(out: Path) -> None:
             sys.exit(f"the site was not built:\n{said}")
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(Path(place) / "site", out)
-    print(f"site: {out / 'index.html'}")
+    print(f"site: {out / 'index.html'}; with its search: {Path(sys.executable).name} -m http.server -d {out}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -9,6 +10,7 @@ import pytest
 
 import fieldlens
 from fieldlens.cli import app
+from fieldlens.paper.artifact import registry
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -68,8 +70,9 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     assert dead(page) == ["b.md", "#nowhere"]
 
 
-def test_every_page_is_in_the_menu(builder: ModuleType, tmp_path: Path, staged: Path) -> None:
-    menu = builder.stage(tmp_path)
+def test_every_page_is_in_the_menu(staged: Path) -> None:
+    settings = tomllib.loads((staged.parent / "zensical.toml").read_text())
+    menu = [page for entry in settings["project"]["nav"] for page in entry.values()]
     assert set(menu) == {page.name for page in staged.glob("*.md")}
     assert menu[0] == "index.md"
 
@@ -81,6 +84,31 @@ def test_the_references_name_every_verb_and_every_public_name(staged: Path) -> N
     names = (staged / "api.md").read_text()
     for name in fieldlens.__all__:
         assert name.startswith("_") or f"\n## fieldlens.{name}\n" in names
+
+
+def test_a_signature_fits_its_box(staged: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (staged / "api.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) > 20
+    for line in "".join(blocks).splitlines():
+        assert len(line) <= 88
+        assert " at 0x" not in line
+
+
+def test_what_torch_says_of_its_own_methods_is_left_out(staged: Path) -> None:
+    assert "extra_repr" not in (staged / "api.md").read_text()
+
+
+def test_the_stars_of_a_pattern_are_no_emphasis(staged: Path) -> None:
+    assert "`'*-stdlib-1235-*'`" in (staged / "commands.md").read_text()
+
+
+def test_every_table_and_figure_is_drawn_or_said_to_be_missing(staged: Path) -> None:
+    page = (staged / "figures.md").read_text()
+    pictures = re.findall(r"\]\((figures/[^)]+)\)", page)
+    assert {f"figures/{path.name}" for path in (staged / "figures").iterdir()} == set(pictures)
+    for name, one in registry().items():
+        drawn = f"## {one.title}\n\n```sh\nfieldlens paper {name}\n" in page
+        assert drawn != (f"- `{name}`, a {one.kind}: {one.title}" in page)
 
 
 def test_every_benchmark_has_its_tables(staged: Path) -> None:
