@@ -19,6 +19,7 @@ BUGS = [
     ("a full disk is a riddle", "cli/__init__.py", "errno.ENOSPC, errno.EDQUOT", "errno.EDQUOT, errno.EIO"),
     ("help waits for torch", "cli/__init__.py", "import errno\n", "import errno\n\nimport torch  # noqa: F401\n"),
     ("numbers cut on a narrow terminal", "sheet.py", "no_wrap=stiff", "width=5"),
+    ("an estimate for every window", "measure.py", "model.about, _within(watch))", "model.about, watch)"),
     ("a model called model", "models.py", "r\"model|weights|", "r\"weights|"),
     ("numbers with exponents", "sheet.py", "10**digits <= abs(value) < 1e6", "abs(value) > 1e6"),
     ("a riddle outside the repository", "paper/shelf.py", "if self.folder.is_dir():", "if self.folder:"),
