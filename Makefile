@@ -11,7 +11,6 @@ test: $(READY)  ## run the test suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 docs: $(READY)  ## build the site into site/, without warnings
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev,docs]'
 	$(BIN)/python docs/build.py site
 
 check: $(READY)  ## formatter, linter, type checker
@@ -51,5 +50,5 @@ clean:
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,docs]'
 	touch $@

@@ -7,14 +7,17 @@ import ast
 import importlib
 import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+MODULES = re.compile(r"\b(?:typing|collections\.abc|pathlib|numpy|torch|fieldlens(?:\.[a-z]\w*)*)\.")
 
 # The order of the pages. One that is not there is left out; one that is not listed comes last, under its heading.
 PAGES = [
@@ -41,6 +44,7 @@ site_name = "fieldlens"
 site_description = "How far back a language model really looks, and how far past its training length to trust it"
 site_dir = "site"
 use_directory_urls = false
+extra_css = ["style.css"]
 nav = {nav}
 
 [project.theme]
@@ -97,7 +101,8 @@ def commands() -> str:
     before, _, after = text.partition("## Table of Contents")
     listing = after[after.index("**Commands**") :]
     before = before.replace("# fieldlens\n", "# Command reference\n", 1)
-    return (before + listing).replace("\nExample: ", "\nExample:\n\n    ")
+    text = (before + listing).replace("\nExample: ", "\nExample:\n\n    ")
+    return re.sub(r"(?<!`)'([^'`\n]*\*[^'`\n]*)'", r"`'\1'`", text)  # a pattern's stars are no emphasis
 
 
 def api() -> str:
@@ -116,21 +121,33 @@ def api() -> str:
 
 
 def _entry(name: str, value: Any) -> str:
-    lines = [f"## {name}\n", f"```python\n{name.rsplit('.', 1)[1]}{_signature(value)}\n```\n", _doc(value)]
+    lines = [f"## {name}\n", f"```python\n{_signature(name.rsplit('.', 1)[1], value)}\n```\n", _doc(value)]
     if inspect.isclass(value):
         for method, one in vars(value).items():
-            if method.startswith("_") or not (one.__doc__ if isinstance(one, property) else callable(one)):
+            read = isinstance(one, property | cached_property)
+            if method.startswith("_") or not one.__doc__ or not (read or inspect.isfunction(one)):
                 continue
-            shown = "" if isinstance(one, property) else _signature(one)
-            lines.append(f"### {value.__name__}.{method}\n\n```python\n{method}{shown}\n```\n\n{_doc(one)}")
+            shown = method if read else _signature(method, one)
+            lines.append(f"### {value.__name__}.{method}\n\n```python\n{shown}\n```\n\n{_doc(one)}")
     return "\n".join(lines)
 
 
-def _signature(value: Any) -> str:
+def _signature(name: str, value: Any) -> str:
+    """A name with its parameters, one to a line where one line would be too long."""
     try:
-        return str(inspect.signature(value)).replace("fieldlens.", "").replace("torch.Tensor", "Tensor")
+        found = inspect.signature(value)
     except (TypeError, ValueError):
-        return ""
+        return name
+    parts: list[str] = []
+    for one in found.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        if one.name != "self":
+            parts.append(re.sub(r"<function .*>", "…", MODULES.sub("", str(one))))
+    result = MODULES.sub("", str(found).rpartition(") -> ")[2]) if " -> " in str(found) else ""
+    end = f") -> {result}" if result and not inspect.isclass(value) else ")"
+    whole = f"{name}({', '.join(parts)}{end}"
+    return whole if len(whole) <= 88 else f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + end
 
 
 def _doc(value: Any) -> str:
@@ -222,7 +239,7 @@ def build(out: Path) -> None:
             sys.exit(f"the site was not built:\n{said}")
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(Path(place) / "site", out)
-    print(f"site: {out / 'index.html'}")
+    print(f"site: {out / 'index.html'}; with its search: {Path(sys.executable).name} -m http.server -d {out}")
 
 
 if __name__ == "__main__":

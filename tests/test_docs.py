@@ -89,6 +89,22 @@ def test_the_references_name_every_verb_and_every_public_name(staged: Path) -> N
         assert name.startswith("_") or f"\n## fieldlens.{name}\n" in names
 
 
+def test_a_signature_fits_its_box(staged: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (staged / "api.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) > 20
+    for line in "".join(blocks).splitlines():
+        assert len(line) <= 88
+        assert " at 0x" not in line
+
+
+def test_what_torch_says_of_its_own_methods_is_left_out(staged: Path) -> None:
+    assert "extra_repr" not in (staged / "api.md").read_text()
+
+
+def test_the_stars_of_a_pattern_are_no_emphasis(staged: Path) -> None:
+    assert "`'*-stdlib-1235-*'`" in (staged / "commands.md").read_text()
+
+
 def test_every_benchmark_has_its_tables(staged: Path) -> None:
     text = (staged / "performance.md").read_text()
     for file in (ROOT / "benchmarks").glob("*.json"):

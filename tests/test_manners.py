@@ -12,7 +12,7 @@ from newcomer import save_model, save_text
 from rich.console import Console
 
 from fieldlens import cli
-from fieldlens.sheet import Sheet
+from fieldlens.sheet import Sheet, figure
 
 HEAVY = ("torch", "transformers", "matplotlib", "scipy", "ray")
 
@@ -150,6 +150,14 @@ def test_a_number_is_never_cut(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width or width == 20
     for number in numbers:
         assert number in text
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.012345, "0.0123"), (43.729, "43.7"), (999.4, "999"), (1025.4, "1025"), (44100.0, "44100"), (2e7, "2e+07")],
+)
+def test_a_large_number_is_written_out(value: float, said: str) -> None:
+    assert figure(value, 3) == said
 
 
 def test_a_short_row_is_filled_up() -> None:

@@ -247,6 +247,14 @@ def test_an_estimate_comes_before_the_first_gradient(home: Path) -> None:
     assert heard[1]["memory"] > 0
 
 
+def test_the_check_is_in_the_first_estimate_and_makes_none_of_its_own(home: Path) -> None:
+    heard: list[dict[str, float]] = []
+    question = Question(corpus=str(home / "corpus"), length=64, segments=2, plain=True, check=True, targets=3)
+    measure_all([str(home / "alibi")], question, torch.device("cpu"), torch.float32, heard.append)
+    assert sum("estimate" in event for event in heard) == 1
+    assert any(str(event.get("what", "")).startswith("length") for event in heard)
+
+
 def test_a_page_escapes_what_it_shows(home: Path) -> None:
     found = measure_all(
         [str(home / "alibi")],

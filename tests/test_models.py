@@ -10,7 +10,7 @@ import torch
 from families import build
 
 from fieldlens.errors import BadInput
-from fieldlens.models import find, load
+from fieldlens.models import find, load, name_of
 from fieldlens.subject import Ours, Theirs
 from fieldlens.tokenizer import begins_with
 
@@ -34,6 +34,32 @@ def test_our_folders_and_theirs(llama: Path) -> None:
     assert theirs.about["name"] == "llama"
     assert load(find(str(llama)), CPU, SINGLE, train_length=77).subject.train_length == 77
     assert load(find(str(GOLDEN)), CPU, torch.float64).subject.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("llama", "llama"),
+        ("first/model", "first"),
+        ("first/Checkpoint", "first"),
+        ("first/checkpoints/best", "first"),
+        ("first/checkpoint-500", "checkpoint-500"),
+        ("first/models", "models"),
+    ],
+)
+def test_a_folder_whose_name_says_nothing_goes_by_its_parents(place: str, name: str, tmp_path: Path) -> None:
+    assert name_of(tmp_path / place) == name
+
+
+def test_a_model_in_the_current_folder_has_a_name(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(llama)
+    assert find(".").name == "llama"
+    assert name_of(Path("/model")) == "model"
+
+
+def test_a_link_goes_by_its_own_name(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(llama)
+    assert find(str(tmp_path / "linked")).name == "linked"
 
 
 def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The errors that a newcomer is likely to make: each is one line that says what to do, and its exit code."""
 
 import errno
+import re
 import socket
 import sys
 from pathlib import Path
@@ -61,6 +62,10 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("compare nowhere.json", "nowhere.json does not exist"),
         ("generate mistral --prompt-file nowhere.txt", "--prompt-file takes a text file"),
         ("study nowhere.toml", "built in: demo"),
+        ("study paper --corpora nowhere", "--corpora nowhere is no folder"),
+        ("study paper", "give --corpora with a folder that has a file or folder 'latex' in it"),
+        ("paper rotary_512 --run --corpora empty", "give --corpora with a folder that has a file or folder 'latex'"),
+        ("paper rotary_512", "results/paper is not here: go to a clone of the repository, which has it, or give --re"),
         # a wrong name
         ("train --scheme sandwhich --out runs/x", "did you mean 'sandwich'? allowed: alibi"),
         ("train --scheme sandwich:dim=3 --out runs/x", "did you mean 'dims'? allowed: dims"),
@@ -84,6 +89,22 @@ def test_one_line_says_what_to_do(line: str, told: str, home: Path, capsys: pyte
     assert code == 2
     assert not (home / "runs").exists()
     assert not (home / "lens").exists()
+
+
+def test_outside_the_repository_the_paper_says_where_its_results_are(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["paper"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.endswith(
+        "results/paper is not here: go to a clone of the repository, which has it, or give --results FOLDER"
+    )
+
+
+def test_a_training_says_first_what_it_will_take(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(f"train --preset smoke --corpus corpus --steps 3 --out {tmp_path / 'run'}".split())
+    lines = capsys.readouterr().err.splitlines()
+    told = [line for line in lines if re.fullmatch(r"about \d+ s, [\d.]+ [MG]iB of memory", line)]
+    assert len(told) == 1
+    assert lines.index(told[0]) < next(place for place, line in enumerate(lines) if line.startswith("step 3"))
 
 
 def test_a_folder_without_runs_says_how_to_make_one(capsys: pytest.CaptureFixture[str]) -> None:

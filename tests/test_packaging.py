@@ -40,6 +40,8 @@ def test_the_sdist_holds_what_make_needs(built: Path) -> None:
         held = {name.split("/", 1)[-1] for name in opened.getnames()}
     for name in ("Makefile", "constraints.txt", "pyproject.toml", "README.md", "docs/index.md", "examples/cliff.py"):
         assert name in held
+    for path in (ROOT / "results").rglob("*.json"):
+        assert path.relative_to(ROOT).as_posix() in held
 
 
 def test_what_is_installed_runs_from_anywhere(built: Path, tmp_path: Path) -> None:

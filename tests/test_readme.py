@@ -23,6 +23,14 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
+def printed_labels() -> list[str]:
+    """How the lines begin that the README shows as printed: a model's name, a file, a table's heading."""
+    shown = next(block for block in blocks("") if block.startswith("most recent"))
+    found = re.findall(r"^(\w+:|model  50%|model +verdict)", shown, re.MULTILINE)
+    assert "first:" in found
+    return sorted(set(found))
+
+
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
@@ -45,6 +53,8 @@ def test_every_command_runs(tmp_path: Path) -> None:
         ["bash", "-c", script], cwd=tmp_path, env=settings, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    for label in printed_labels():
+        assert re.search(rf"^{label}", done.stdout, re.MULTILINE), label
     for made in ("lens/report.html", "cliff.png", "evaluations/perplexity.png"):
         assert (tmp_path / made).stat().st_size > 1000, made
     *_, last = blocks("python")

@@ -1,6 +1,8 @@
 """What a computation will take: operations, bytes, and how much memory there is."""
 
 import os
+import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +45,14 @@ def free_memory(device: torch.device) -> float:
         return int(lines["MemAvailable"].split()[0]) * 1024.0
     except (OSError, KeyError):  # no Linux: half of what the machine has
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+
+
+def peak_memory() -> float:
+    """The most bytes that this process has held: on its GPU if it used one, else in all."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return float(torch.cuda.max_memory_allocated())
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from fieldlens.protocols import Anchor, Eligible, draw, protocol
 from fieldlens.results import write_json
 from fieldlens.schemes import check_window
 from fieldlens.scoring import address, anchors_of, documents_of, evaluate
-from fieldlens.sheet import Sheet
+from fieldlens.sheet import Sheet, figure
 from fieldlens.tokenizer import Coder, begins_with, pieces_of
 from fieldlens.tokens import tokenize
 
@@ -256,7 +256,7 @@ def _scores(alive: Sequence[Evaluation]) -> Sheet:
     rows = []
     for one in alive:
         at = {row["length"]: row for row in one.rows()}
-        rows.append([_called(one, alive), *(f"{one.score(n):.4g}" if n in at else "" for n in lengths)])
+        rows.append([_called(one, alive), *(figure(one.score(n), 4) if n in at else "" for n in lengths)])
         rows.append(["  95%", *(_between(at[n]) if n in at else "" for n in lengths)])
     first = alive[0].about
     text, count = first["data"], len(alive[0].targets)
@@ -268,7 +268,7 @@ def _scores(alive: Sequence[Evaluation]) -> Sheet:
 
 
 def _between(row: dict[str, Any]) -> str:
-    low, high = (f"{value:.3g}" if value is not None else "–" for value in (row["low"], row["high"]))
+    low, high = (figure(value, 3) if value is not None else "–" for value in (row["low"], row["high"]))
     return f"{low}–{high}"
 
 
@@ -287,5 +287,5 @@ def _verdict_row(one: Evaluation) -> list[str]:
     worst = next(row for row in verdict["evidence"] if row["length"] == shown)
     at = f" from {verdict['first']}" if verdict["first"] else ""
     p = "" if worst["p_holm"] is None else f", p = {worst['p_holm']:.2g} (Holm; {verdict['resampled']} flipped)"
-    against = f"× {worst['ratio']:.3g} at {worst['length']} against {verdict['train_length']}{p}"
+    against = f"× {figure(worst['ratio'], 3)} at {worst['length']} against {verdict['train_length']}{p}"
     return [name, verdict["verdict"] + at, against]

@@ -34,6 +34,9 @@ LENGTH = 2048
 SHORT = 128
 """Tokens of the text that the estimate of time is made from."""
 
+TRIED = 0.5
+"""Seconds in which a whole text is tried instead: in small models a short one is mostly overhead."""
+
 LAYERS, LAYER_SEGMENTS = 12, 2
 """So many layers at most are measured, evenly from the first to the last, on so many segments."""
 HEAT_TARGETS = 8
@@ -215,7 +218,7 @@ def _one(
         probed = probe(subject, list(work.rows(anchors)), question.window, text.bos, watch)
     if question.check:
         asked = (question.window, question.targets, question.target_seed)
-        checked = check(subject, text, length, *asked, model.about, watch)
+        checked = check(subject, text, length, *asked, model.about, _within(watch))
     about = {
         "model": {**model.about, "name": name},
         **text.about,
@@ -227,6 +230,11 @@ def _one(
         **provenance(device),
     }  # fmt: skip
     return Measurement(about, found, layers, heats, probed, checked)
+
+
+def _within(watch: Watch) -> Watch:
+    """For work that the estimate at the beginning has counted: it makes none of its own."""
+    return lambda event: None if "estimate" in event else watch(event)
 
 
 def _fitting(subject: Subject, text: Text, segments: int) -> int:
@@ -309,22 +317,27 @@ class _Work:
         return torch.stack(found).numpy()
 
     def _estimate(self) -> None:
-        """Before starting: what a gradient of a short text takes, carried over to everything that was asked."""
-        short = min(SHORT, self.length)
-        row = torch.zeros(1, short + 1, dtype=torch.long)
+        """Before starting: what a gradient takes, of a short text unless a whole one is as good as free, for all."""
+        each = backward(self.subject, self.length, self.seam.checkpointing).operations
+        rate = self._rate(min(SHORT, self.length))
+        if each / rate < TRIED:
+            rate = self._rate(self.length)
+        once = forward(self.subject, self.length, 1, self.question.window).operations
+        asked = self.question
+        # contexts that halve take twice the longest together; windows, as many as halvings, the longest once each
+        extra = once * (2 * asked.segments * asked.probe + (2 + self.length.bit_length()) * asked.targets * asked.check)
+        self.watch({"estimate": (self.total * each + extra) / rate, "memory": self.memory})
+
+    def _rate(self, tokens: int) -> float:
+        """Operations per second in a gradient of a text of so many tokens."""
+        row = torch.zeros(1, tokens + 1, dtype=torch.long)
         seconds = float("inf")
         for _ in range(2):  # the first call warms up
             start = time.perf_counter()
             self.seam.norms(row, self.question.target, self.question.window)
             seconds = min(seconds, time.perf_counter() - start)
         self.seam.reason = ""  # this text is nobody's
-        rate = backward(self.subject, short, self.seam.checkpointing).operations / seconds
-        each = backward(self.subject, self.length, self.seam.checkpointing).operations
-        once = forward(self.subject, self.length, 1, self.question.window).operations
-        asked = self.question
-        # contexts that halve take twice the longest together; windows, as many as halvings, the longest once each
-        extra = once * (2 * asked.segments * asked.probe + (2 + self.length.bit_length()) * asked.targets * asked.check)
-        self.watch({"estimate": (self.total * each + extra) / rate, "memory": self.memory})
+        return backward(self.subject, tokens, self.seam.checkpointing).operations / seconds
 
     def _smaller(self, error: Exception, begun: bool) -> None:
         """After a failure: try with less memory, or say what cannot be done."""

@@ -4,6 +4,7 @@ Nothing from a model folder is executed, and weights that are missing or not fin
 """
 
 import io
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from fieldlens.subject import Subject, check_causal, subject, weights_hash
 
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _OF_TOKENIZER = re.compile(r".*(token|vocab|merges|spiece).*")
+_NAMELESS = re.compile(r"model|weights|checkpoints?|best|final|last|latest", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,22 @@ def find(text: str) -> Origin:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BadInput(f"{text} is no model: there is neither a config.json nor a run in it")
-        return Origin(text, path.resolve().name, path)
+        return Origin(text, name_of(path), path)
     if path.is_file() and path.suffix.lower() == ".gguf":
-        return Origin(text, path.stem, path)
+        return Origin(text, name_of(path.with_suffix("")), path)
     if not path.exists() and _HUB.fullmatch(text) and not path.parent.exists():
         return Origin(text, text, None)
     wanted = "give a run folder, a Hugging Face folder or id (owner/name), or a .gguf file"
     raise BadInput(
         f"{text} is a file, but no .gguf: {wanted}" if path.is_file() else f"model '{text}' does not exist: {wanted}"
     )
+
+
+def name_of(path: Path) -> str:
+    """What a model is called by its place: the folder's name, or the parent's where that says nothing (`model`)."""
+    given = Path(os.path.abspath(path))  # links are not followed: in the hub's cache they lead to hashes
+    places = [given, *given.parents]
+    return next((one.name for one in places if one.name and not _NAMELESS.fullmatch(one.name)), path.name)
 
 
 def _check_run(run: Run, text: str) -> None:

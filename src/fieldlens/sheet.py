@@ -95,6 +95,11 @@ class _Fitted:
         return Text("\n".join(lines))
 
 
+def figure(value: float, digits: int) -> str:
+    """A number with so many digits that count; a larger one whole, not with an exponent, below a million."""
+    return f"{value:.0f}" if 10**digits <= abs(value) < 1e6 else f"{value:.{digits}g}"
+
+
 def records_csv(records: Sequence[dict[str, Any]]) -> str:
     """Records as a spreadsheet reads them: full numbers, one line each, every key a column."""
     keys = list(dict.fromkeys(key for record in records for key in record))

@@ -33,7 +33,7 @@ def paper(
 ) -> None:
     """Redraw the paper's tables and figures, and judge its claims.
 
-    Example: fieldlens paper arxiv --out paper
+    Example: fieldlens paper openweb-github-arxiv --out paper
 
     Parameters
     ----------
@@ -104,7 +104,10 @@ def _list(shelf: "Shelf", out: Path, as_json: bool) -> None:
         return
     rows = [[row["name"], row["state"], _where(row)] for row in found]
     sheet = Sheet(["artifact", "state", "runs"], rows, shelf.study.title)
-    console().print(sheet.text())
+    screen = console()
+    screen.print(sheet.text())
+    if shelf.absent:
+        screen.print(shelf.absent, markup=False)
 
 
 def _where(row: dict[str, Any]) -> str:
@@ -154,4 +157,6 @@ def _claims(shelf: "Shelf", out: Path, as_json: bool) -> None:
         return
     screen = console()
     screen.print(sheet_of(found).text())
+    if shelf.absent:
+        screen.print(shelf.absent, markup=False)
     screen.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)

@@ -166,7 +166,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         learned = f"{row['learned_parameters']} learned parameters" if row["learned_parameters"] else "nothing learned"
         screen.print(f"[bold]{row['spec']}[/bold]  {row['label']}, {row['kind']}, {learned}. {row['source']}")
         keys = "  ".join(_option(key, **about) for key, about in row["options"].items())
-        screen.print(f"    {keys}", style="dim")
+        screen.print(f"    options: {keys}", style="dim")
     for row in report.get("fits", []):
         screen.print(f"{row['spec']}, head {row['head']}: {_curve(row)}")
         if "paper" in row:

@@ -91,7 +91,10 @@ class Watcher:
             disable=quiet or not console.is_terminal,
         )
         self.task = self.progress.add_task("", total=chosen.steps)
-        self.last, self.begun = 0.0, False
+        self.last = 0.0
+        self.begun: tuple[float, int] | None = None
+        """When the first step was done, and its number: that one also warms up."""
+        self.told = False
 
     def __enter__(self) -> "Watcher":
         self.progress.__enter__()
@@ -107,10 +110,9 @@ class Watcher:
             return
         if self.quiet:
             return
-        if not self.begun:
-            self.begun = True
-            fields = " ".join(f"{key}={value}" for key, value in dataclasses.asdict(self.chosen).items())
-            self.console.print(f"recipe: {fields}", style="dim", markup=False)
+        from fieldlens.effort import spoken
+
+        self._begin(row)
         text = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
         self.progress.update(self.task, completed=row["step"], description=text)
         if row.get("validation_perplexity") is not None:
@@ -118,4 +120,18 @@ class Watcher:
         elif not self.console.is_terminal and time.monotonic() - self.last > 10:
             self.last = time.monotonic()
             left = (row["steps"] - row["step"]) * self.chosen.batch * self.chosen.length / row["tokens_per_second"]
-            self.console.print(f"step {row['step']} of {row['steps']}: {text}  {left:.0f} s left")
+            self.console.print(f"step {row['step']} of {row['steps']}: {text}  {spoken(left)} left")
+
+    def _begin(self, row: dict[str, Any]) -> None:
+        """After the first step the recipe; after the second what all of them will take."""
+        from fieldlens.effort import peak_memory, spoken, spoken_bytes
+
+        now = time.monotonic()
+        if self.begun is None:
+            self.begun = (now, row["step"])
+            fields = " ".join(f"{key}={value}" for key, value in dataclasses.asdict(self.chosen).items())
+            self.console.print(f"recipe: {fields}", style="dim", markup=False)
+        elif not self.told:
+            self.told = True
+            left = (now - self.begun[0]) / (row["step"] - self.begun[1]) * (row["steps"] - row["step"])
+            self.console.print(f"about {spoken(left)}, {spoken_bytes(peak_memory())} of memory", markup=False)

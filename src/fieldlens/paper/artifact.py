@@ -153,8 +153,9 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
     states = list(artifact.parts(shelf).values())
     if states and "done" not in states:
         raise BadInput(
-            f"{artifact.name} needs {len(states)} runs, and {shelf.folder} has no result of any that study "
-            f"'{shelf.study.name}' asks for: fieldlens paper {artifact.name} --run makes them"
+            f"{artifact.name} needs {len(states)} runs, and "
+            + (shelf.absent or f"{shelf.folder} has no result of any that study '{shelf.study.name}' asks for")
+            + f"; fieldlens paper {artifact.name} --run makes them, from the texts in --corpora FOLDER"
         )
     drawn = artifact.draw(shelf)
     base, written = out / artifact.name, []

@@ -38,6 +38,14 @@ class Shelf:
         self.trained = found[0]
 
     @property
+    def absent(self) -> str:
+        """What to do where there is no folder of results at all, as outside the repository; empty if there is one."""
+        if self.folder.is_dir():
+            return ""
+        has = "go to a clone of the repository, which has it," if self.study.name == "paper" else "run the study,"
+        return f"{self.folder} is not here: {has} or give --results FOLDER"
+
+    @property
     def factor(self) -> float:
         """How many times shorter than the paper's training length ours is."""
         return TRAINED / self.trained

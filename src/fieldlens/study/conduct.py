@@ -75,7 +75,10 @@ class Controller:
             found = open_corpus(self.study.place(corpus, self.corpora)).fingerprint()
             wanted = self.texts.setdefault(corpus, found)
             if found != wanted:
-                raise BadInput(f"corpus '{corpus}' has another text ({found[:12]}) than the study pins ({wanted[:12]})")
+                raise BadInput(
+                    f"corpus '{corpus}' has another text ({found[:12]}) than the study pins ({wanted[:12]}): "
+                    "put that text there, or run a copy of the study file without its [data]"
+                )
         self.study.check_corpora(self.corpora, self._left())
 
     def run(self) -> None:

@@ -137,11 +137,14 @@ class Study:
 
     def check_corpora(self, corpora: Path | None, jobs: Sequence[Job]) -> None:
         """Every corpus of these jobs must be there."""
+        if corpora is not None and not corpora.is_dir():
+            raise BadInput(f"--corpora {corpora} is no folder")
         for corpus in dict.fromkeys(job.recipe.corpus for job in jobs):
             if not self.has(corpus, corpora):
                 raise BadInput(
                     f"study '{self.name}': corpus '{corpus}' is not built in ({', '.join(BUILT_IN)}) and lies neither "
-                    f"beside the study file nor in --corpora {corpora or 'FOLDER'}"
+                    f"beside the study file nor in --corpora {corpora or 'FOLDER'}: "
+                    f"give --corpora with a folder that has a file or folder '{corpus}' in it"
                 )
             open_corpus(self.place(corpus, corpora))
 
