@@ -96,7 +96,7 @@ def write_result(job: Job, study: Study, folder: Path, law: Law = flat, spread: 
     about = {"kind": MEASUREMENT, "model": model, "asked": {"bos": None}, "theoretical": None, "probe": None}
     (place / "measurement.json").write_text(json.dumps({**about, "receptive_field": field}))
     np.savez(place / "measurement.npz", norms=norms_NT)
-    (place / "timings.json").write_text(json.dumps({"train": 60.0, "evaluate": 1.0, "measure": 1.0}))
+    (place / "timings.json").write_text(json.dumps({"train": 60.0, "evaluate": 1.0, "measure": 1.0, "train_cpu": 50.0}))
     sizes = {path.name: path.stat().st_size for path in place.iterdir() if path.name != "timings.json"}
     (place / "result.json").write_text(json.dumps(about_result(job, study) | {"files": sizes}))
     return place

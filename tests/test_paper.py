@@ -417,3 +417,11 @@ def test_the_list_names_every_artifact(tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().out
     assert all(name in said for name in registry())
     assert "missing" in said
+
+
+def test_training_times_are_the_processors_own_on_a_cpu(rotary: tuple[Study, Path, Path]) -> None:
+    study, folder, _ = rotary
+    assert set(Shelf(study, folder).seconds("rotary", "arxiv").values()) == {60.0}
+    place = next(folder.glob("rotary-latex-1239-*")) / "result.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"machine": {"device": "cpu"}}))
+    assert Shelf(study, folder).seconds("rotary", "arxiv")[1239] == 50.0

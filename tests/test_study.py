@@ -173,6 +173,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def test_each_stage_is_timed_by_the_clock_and_by_its_own_work(whole: Path) -> None:
+    for file in (whole.parent / "results").glob("*/timings.json"):
+        spent = json.loads(file.read_text())
+        assert spent.keys() == {stage + of for stage in STAGES for of in ("", "_cpu")}
+        assert 0 < spent["train_cpu"] < spent["train"] + 1  # one thread
+
+
 def test_results_are_enough_for_tables_and_report(whole: Path) -> None:
     study, results = read_results(whole.parent / "results")
     assert study["title"] == "A small study"
@@ -394,7 +401,7 @@ def test_faults_change_no_result(whole: Path, tmp_path: Path, monkeypatch: pytes
             killed.append(said["pid"])
             os.kill(said["pid"], signal.SIGKILL)
 
-    controller = Controller(found, places, lambda: Local(2), CPU, time_limit=15, watch=kill)
+    controller = Controller(found, places, lambda: Local(2), CPU, time_limit=30, watch=kill)
     controller.prepare()
     controller.run()
     assert killed

@@ -60,15 +60,19 @@ class Progress:
     @contextmanager
     def at(self, stage: str) -> Iterator[None]:
         """While this holds, time is counted for a stage."""
-        begun = time.monotonic()
+        begun = time.monotonic(), time.process_time()
         self.stage, self.start, self.part = stage, None, (0, 1)
         print(stage, flush=True)  # into the job's log
         self.tell(force=True)
         try:
             yield
         finally:
-            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - begun, 1)
+            self._count(stage, time.monotonic() - begun[0])
+            self._count(f"{stage}_cpu", time.process_time() - begun[1])
             replace_file(self.clock, json.dumps(self.seconds).encode())
+
+    def _count(self, what: str, seconds: float) -> None:
+        self.seconds[what] = round(self.seconds.get(what, 0.0) + seconds, 1)
 
     def tell(self, done: float = 0.0, force: bool = False, **more: Any) -> None:
         """How much of the stage is done, between 0 and 1; at most once a second."""

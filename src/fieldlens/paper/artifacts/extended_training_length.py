@@ -56,10 +56,7 @@ class ExtendedTrainingLength(Artifact):
         ]
 
 
-_COST = (
-    "Both are trained on as many tokens as all others; memory and time of attention grow with the length. Measured on "
-    "whatever else the machine was doing."
-)
+_COST = "Both are trained on as many tokens as all others; memory and time of attention grow with the length."
 
 
 def _heading(shelf: Shelf, model: str) -> str:
