@@ -41,8 +41,11 @@ def markdown(shelf: Shelf, found: Sequence[Judged]) -> str:
     lines = [f"# {TITLE}", "", HOW, "", *(f"{note}\n" for note in _notes(shelf))]
     lines += [f"{sheet_of(found).title}.", ""]
     for ours, heading in ((False, "The paper's claims"), (True, "Findings of our own")):
-        lines += [f"## {heading}", ""]
-        for one in (one for one in found if one.ours == ours):
+        some = [one for one in found if one.ours == ours]
+        lines += [f"## {heading}", "", "| claim | verdict | what it says |", "|---|---|---|"]
+        lines += [f"| [{one.name}](#{_anchor(one)}) | {one.verdict} | {one.says.replace('|', '/')} |" for one in some]
+        lines += [""]
+        for one in some:
             lines += [f"### {one.name}: {one.verdict}", "", one.says, "", f"*Test:* {one.rule}", ""]
             lines += [f"- {word}" for word in one.evidence]
             lines += [f"- {word}" for word in _open(one)]
@@ -68,6 +71,11 @@ def html(shelf: Shelf, found: Sequence[Judged]) -> str:
             blocks.append(report.details(f"{one.name}: {one.verdict}", inner))
     study = shelf.study
     return report.page(TITLE, study.title, blocks, {"from the results of": study.name})
+
+
+def _anchor(one: Judged) -> str:
+    """What the heading of a claim becomes in an address."""
+    return f"{one.name}-{one.verdict.replace(' ', '-')}"
 
 
 def _open(one: Judged) -> list[str]:
