@@ -48,6 +48,11 @@ def ones(count: int) -> Tensor:
     return torch.ones(count, dtype=torch.float64)
 
 
+def test_a_gradient_whose_square_is_nothing_counts() -> None:
+    found = field_of(Mixing(torch.tensor([1.0, 1e-30])).float(), 8)
+    assert found.share.tolist() == pytest.approx([0, 0, 0, 0, 0, 0, 1e-30, 1], rel=1e-6, abs=1e-40)
+
+
 @pytest.mark.parametrize(
     ("length", "tokens"), [(100, 100), (200, 199), (500, 496), (512, 507), (1000, 991), (2048, 2028)]
 )

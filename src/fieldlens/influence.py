@@ -107,9 +107,11 @@ class Seam:
             yield outputs
 
     def _norms(self, gradient_BTD: Tensor, leaf_BTD: Tensor, outcome_BV: Tensor) -> Tensor:
-        wide = torch.promote_types(gradient_BTD.dtype, torch.float32)
-        norms_BT = gradient_BTD.to(wide).norm(dim=-1).double().cpu()
-        sizes_BT = leaf_BTD.detach().to(wide).norm(dim=-1).double().cpu()
+        # In float64: the squares of what is below 1e-19 are zero in float32, and a window's edge is that small.
+        norms_BT, sizes_BT = (
+            torch.linalg.vector_norm(x_BTD.detach().cpu(), dim=-1, dtype=torch.float64)
+            for x_BTD in (gradient_BTD, leaf_BTD)
+        )
         effect_B = (norms_BT * sizes_BT).sum(1)
         grain_B = GRAIN * torch.finfo(self.subject.dtype).eps * outcome_BV.abs().amax(1).double().cpu().clamp(min=1e-3)
         finite_B, large_B = torch.isfinite(norms_BT).all(1), effect_B > grain_B
