@@ -20,5 +20,5 @@ ids = torch.randint(512, (8, 129))  # eight texts: 128 tokens of context, then t
 field = fieldlens.receptive_field(model, ids)
 
 print(f"99% of the gradient lies in the last {field.erf(0.99)} tokens, half of it in the last {field.erf(0.5)}")
-print(f"three windows of 16 reach {3 * 15 + 1} tokens: beyond them lies {field.cumulative[0] - field.within(46):.0%}")
+print(f"three windows of 16 reach {3 * 15 + 1} tokens: beyond them lies {float(field.share[:-46].sum()):.0%}")
 field.plot().savefig("receptive_field.png")
