@@ -12,13 +12,13 @@ import torch
 
 from fieldlens.evaluate import Question
 from fieldlens.evaluation import KIND, Evaluation, losses_file
-from fieldlens.measure import KIND as MEASUREMENT
-from fieldlens.measure import Measurement
+from fieldlens.measurement import KIND as MEASUREMENT
+from fieldlens.measurement import Measurement
 from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import Shelf
 from fieldlens.protocols import Anchor
 from fieldlens.receptive import ReceptiveField
-from fieldlens.study.page import Result
+from fieldlens.study.harvest import Result
 from fieldlens.study.plan import Job, Study, question
 
 DOCUMENTS, EACH = 12, 3
@@ -112,9 +112,10 @@ class Told(Shelf):
         spread: Spread = near,
         there: Callable[[Job], bool] = lambda job: True,
         train: Callable[[Job], float] = lambda job: 100.0,
+        noise: float = 0.01,
     ) -> None:
         super().__init__(study, Path("nowhere"))
-        self.law, self.spread, self.there, self.train = law, spread, there, train
+        self.law, self.spread, self.there, self.train, self.noise = law, spread, there, train, noise
 
     @cached_property
     def states(self) -> dict[str, str]:
@@ -125,7 +126,7 @@ class Told(Shelf):
             about, model = about_result(job, self.study), about_model(job)
             evaluations = []
             for asked in job.evaluations:
-                about_it, arrays = told_evaluation(job, asked, model, self.law)
+                about_it, arrays = told_evaluation(job, asked, model, self.law, self.noise)
                 losses = dict(zip(about_it["lengths"], torch.from_numpy(arrays["losses"]), strict=True))
                 targets = [Anchor(*row) for row in arrays["targets"].tolist()]
                 evaluations.append(Evaluation(about_it, losses, targets))

@@ -56,6 +56,8 @@ ORDER = [
     "influence",
     "receptive",
     "advice",
+    "measurement",
+    "gradients",
     "measure",
     "report",
     "lens",

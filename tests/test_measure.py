@@ -14,7 +14,8 @@ from fieldlens.advice import Check, advise, coverage
 from fieldlens.cli import main
 from fieldlens.evaluation import Evaluation
 from fieldlens.lens import page, profile, summary
-from fieldlens.measure import Question, measure_all
+from fieldlens.measure import measure_all
+from fieldlens.measurement import Question
 from fieldlens.protocols import Anchor
 from fieldlens.receptive import ReceptiveField
 

@@ -10,7 +10,7 @@ import torch
 from families import build
 
 from fieldlens.errors import BadInput
-from fieldlens.models import find, load, name_of
+from fieldlens.models import Origin, find, load, name_of, tell_apart
 from fieldlens.subject import Ours, Theirs
 from fieldlens.tokenizer import begins_with
 
@@ -55,6 +55,22 @@ def test_a_model_in_the_current_folder_has_a_name(llama: Path, monkeypatch: pyte
     monkeypatch.chdir(llama)
     assert find(".").name == "llama"
     assert name_of(Path("/model")) == "model"
+
+
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [
+        (["a/llama", "b/gpt2"], ["llama", "gpt2"]),
+        (["a/llama", "b"], ["llama (llama)", "llama (b)"]),
+        (["a/x/model", "b/x/model", "gpt2"], ["x (a/x/model)", "x (b/x/model)", "gpt2"]),
+        (["x/model", "a/x/model"], ["x (x/model)", "x (a/x/model)"]),
+        (["a/x", "a/x"], ["x (a/x)", "x (a/x)"]),
+    ],
+)
+def test_models_that_share_a_name_are_told_apart_by_the_end_of_their_paths(places: list[str], names: list[str]) -> None:
+    shared = [name.partition(" ")[0] for name in names]
+    origins = [Origin(place, name, Path(place)) for place, name in zip(places, shared, strict=True)]
+    assert tell_apart(origins) == names
 
 
 def test_a_link_goes_by_its_own_name(llama: Path, tmp_path: Path) -> None:

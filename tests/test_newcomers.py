@@ -43,6 +43,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
     assert captured.out == ""
     said = [words for words in captured.err.splitlines() if words.startswith("fieldlens: ")]
     assert captured.err.splitlines()[-1:] == said
+    assert captured.err.count(" runs done, ") <= 1
     return int(stop.value.code or 0), said[0]
 
 

@@ -8,10 +8,10 @@ from browsing import Open
 from fieldlens import lens
 from fieldlens.advice import Check
 from fieldlens.evaluation import Evaluation
-from fieldlens.measure import Heat, Measurement
+from fieldlens.measurement import Heat, Measurement
 from fieldlens.protocols import Anchor
 from fieldlens.receptive import ReceptiveField
-from fieldlens.study.page import Result
+from fieldlens.study.harvest import Result
 from fieldlens.study.page import blocks as study_blocks
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"

@@ -20,10 +20,11 @@ from fieldlens.run import Occupied, locked
 from fieldlens.study.conduct import Controller, write_study
 from fieldlens.study.executors import Local
 from fieldlens.study.forecast import STAGES, Forecast, forecast, operations
-from fieldlens.study.job import perform
-from fieldlens.study.page import comparisons, page, prediction, read_results, summary
+from fieldlens.study.harvest import comparisons, read_results
+from fieldlens.study.job import Progress, perform
+from fieldlens.study.page import page, prediction, summary
 from fieldlens.study.plan import job_from, read_study
-from fieldlens.study.state import progress_of, state_of, survey
+from fieldlens.study.state import Places, progress_of, state_of, survey
 from fieldlens.study.view import called, headline, overview, table, time_left
 
 CPU = Machine(device="cpu", threads=1)
@@ -178,6 +179,17 @@ def test_each_stage_is_timed_by_the_clock_and_by_its_own_work(whole: Path) -> No
         spent = json.loads(file.read_text())
         assert spent.keys() == {stage + of for stage in STAGES for of in ("", "_cpu")}
         assert 0 < spent["train_cpu"] < spent["train"] + 1  # one thread
+
+
+def test_an_attempt_whose_own_time_is_not_known_leaves_only_the_clocks(whole: Path, tmp_path: Path) -> None:
+    job, places = read_study(str(whole)).jobs[0], Places(tmp_path / "results", tmp_path / "runs")
+    places.work(job).mkdir(parents=True)
+    places.timings(job).write_text(json.dumps({"train": 60.0}))
+    progress = Progress(places, job)
+    for stage in ("train", "evaluate", "evaluate"):
+        with progress.at(stage):
+            pass
+    assert json.loads(places.timings(job).read_text()).keys() == {"train", "evaluate", "evaluate_cpu"}
 
 
 def test_results_are_enough_for_tables_and_report(whole: Path) -> None:

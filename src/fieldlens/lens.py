@@ -11,7 +11,7 @@ import numpy as np
 from fieldlens import draw, report
 from fieldlens.advice import advise, coverage
 from fieldlens.checkpoint import replace_file
-from fieldlens.measure import Measurement
+from fieldlens.measurement import Measurement
 from fieldlens.receptive import LEVELS, ReceptiveField
 from fieldlens.results import write_arrays, write_json
 from fieldlens.sheet import Sheet

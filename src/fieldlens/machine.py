@@ -22,7 +22,8 @@ class Machine:
     dtype
         Type of weights and activations; auto is float32 on a CPU, bfloat16 on a GPU that has it.
     threads
-        CPU threads; as many as torch likes unless given.
+        CPU threads; as many as torch likes unless given. Side by side with other work give 1: threads that wait for
+        each other crawl.
     """
 
     device: str = "auto"

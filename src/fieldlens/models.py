@@ -7,7 +7,7 @@ import io
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,11 +40,6 @@ class Origin:
     path: Path | None
     """None for a hub id."""
     run: Run | None = None
-
-    @property
-    def folder(self) -> str:
-        """What tells it apart from another of the same name."""
-        return Path(self.text).name
 
     @property
     def diverged(self) -> bool:
@@ -109,6 +104,17 @@ def name_of(path: Path) -> str:
     given = Path(os.path.abspath(path))  # links are not followed: in the hub's cache they lead to hashes
     places = [given, *given.parents]
     return next((one.name for one in places if one.name and not _NAMELESS.fullmatch(one.name)), path.name)
+
+
+def tell_apart(origins: Sequence[Origin]) -> list[str]:
+    """The names of models; those that share theirs with as much of the end of their path as differs."""
+    found = []
+    for one in origins:
+        alike = [Path(other.text).parts[::-1] for other in origins if other.name == one.name]
+        mine = Path(one.text).parts[::-1]
+        deep = next((n for n in range(1, len(mine)) if sum(parts[:n] == mine[:n] for parts in alike) == 1), len(mine))
+        found.append(one.name if len(alike) == 1 else f"{one.name} ({Path(*mine[:deep][::-1])})")
+    return found
 
 
 def _check_run(run: Run, text: str) -> None:

@@ -77,7 +77,8 @@ def measure(
         Print JSON.
     """
     from fieldlens.errors import BadInput
-    from fieldlens.measure import Question, measure_all
+    from fieldlens.measure import measure_all
+    from fieldlens.measurement import Question
 
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")

@@ -178,7 +178,8 @@ def _show(found: "Study", places: "Places", corpora: Path | None, workers: int, 
 
 def _conclude(folder: Path, as_json: bool) -> None:
     """The tables, and where the report lies, in the last line."""
-    from fieldlens.study.page import read_results, summary
+    from fieldlens.study.harvest import read_results
+    from fieldlens.study.page import summary
 
     path = _write_report(folder)
     study, results = read_results(folder)
@@ -233,13 +234,15 @@ class Watcher:
         self.watch()
         return self
 
-    def __exit__(self, *details: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
+        from fieldlens.errors import BadInput
         from fieldlens.study.view import headline, overview
 
         if self.shown:
             self.live.update("", refresh=True)
-            self.live.__exit__(*details)
-        if not self.quiet:
+            self.live.__exit__(kind, *details)
+        refused = kind is not None and issubclass(kind, BadInput)  # nothing was begun
+        if not self.quiet and not refused:
             rows = overview(self.study, self.places, self.forecast)
             self.console.print(headline(self.study, rows, self.workers), markup=False, soft_wrap=True)
 

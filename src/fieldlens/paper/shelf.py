@@ -15,7 +15,7 @@ from fieldlens.evaluation import Evaluation
 from fieldlens.paper.printed import CORPORA
 from fieldlens.paper.scale import TRAINED, scaled, spec_of, unscaled
 from fieldlens.receptive import ReceptiveField
-from fieldlens.study.page import Result, read_result
+from fieldlens.study.harvest import Result, read_result
 from fieldlens.study.plan import Job, Study
 from fieldlens.study.state import Places, state_of
 
@@ -125,10 +125,16 @@ class Shelf:
         losses = {n: torch.stack([one.losses[n].double() for one in alive]).mean(0) for n in lengths}
         return dataclasses.replace(alive[0], losses=losses)
 
+    def fields(
+        self, model: str, corpus: str, trained: int = TRAINED, control: bool = False
+    ) -> dict[int, ReceptiveField]:
+        """Its receptive fields by seed, where they are defined."""
+        some = {seed: one.measurement for seed, one in self.results(model, corpus, trained, control).items()}
+        return {seed: one.field for seed, one in some.items() if one is not None and not one.field.status}
+
     def field(self, model: str, corpus: str, trained: int = TRAINED, control: bool = False) -> ReceptiveField | None:
         """One receptive field for all seeds: that of all their segments."""
-        some = [one.measurement for one in self.results(model, corpus, trained, control).values()]
-        fields = [one.field for one in some if one is not None and not one.field.status]
+        fields = list(self.fields(model, corpus, trained, control).values())
         if not fields:
             return None
         return dataclasses.replace(fields[0], norms_NT=np.concatenate([one.norms_NT for one in fields]))

@@ -25,8 +25,9 @@ from fieldlens.errors import FieldlensError
 from fieldlens.evaluate import Question, evaluate_all
 from fieldlens.evaluation import Evaluation
 from fieldlens.machine import Machine
-from fieldlens.measure import Measurement, measure_all, save_measurement
-from fieldlens.measure import Question as MeasureQuestion
+from fieldlens.measure import measure_all
+from fieldlens.measurement import Measurement, save_measurement
+from fieldlens.measurement import Question as MeasureQuestion
 from fieldlens.recipe import Habits, Recipe
 from fieldlens.results import write_json
 from fieldlens.run import Occupied, Run, locked
@@ -61,6 +62,8 @@ class Progress:
     def at(self, stage: str) -> Iterator[None]:
         """While this holds, time is counted for a stage."""
         begun = time.monotonic(), time.process_time()
+        # an attempt whose own time was not noted makes that of the others say too little
+        whole = stage not in self.seconds or f"{stage}_cpu" in self.seconds
         self.stage, self.start, self.part = stage, None, (0, 1)
         print(stage, flush=True)  # into the job's log
         self.tell(force=True)
@@ -68,7 +71,8 @@ class Progress:
             yield
         finally:
             self._count(stage, time.monotonic() - begun[0])
-            self._count(f"{stage}_cpu", time.process_time() - begun[1])
+            if whole:
+                self._count(f"{stage}_cpu", time.process_time() - begun[1])
             replace_file(self.clock, json.dumps(self.seconds).encode())
 
     def _count(self, what: str, seconds: float) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 from fieldlens.corpus import BUILT_IN, open_corpus
 from fieldlens.errors import BadInput, unknown
 from fieldlens.evaluate import Question, slug
-from fieldlens.measure import RULES
-from fieldlens.measure import Question as MeasureQuestion
+from fieldlens.measurement import RULES
+from fieldlens.measurement import Question as MeasureQuestion
 from fieldlens.recipe import PRESETS, Recipe
 from fieldlens.schemes import canonical, parse, scheme
 from fieldlens.store import digest
