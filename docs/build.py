@@ -188,7 +188,7 @@ def results(docs: Path) -> str:
         how = state(artifact, shelf, drawings)
         about = f"`fieldlens paper {artifact.name}`: {how['state']}{', ' if how['why'] else ''}{how['why']}."
         parts.append(f"## {artifact.title}\n\n{about}\n")
-        if how["state"] != "missing":
+        if how["runs"]["done"] or not how["runs"]["needed"]:
             parts += _drawing(artifact, shelf, drawings)
     return "\n".join(parts)
 

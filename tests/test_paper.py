@@ -331,6 +331,22 @@ def test_another_training_makes_it_missing_not_fresh(rotary: tuple[Study, Path, 
     assert told(dataclasses.replace(study, jobs=longer, whole=longer), folder, out)[0] == "missing"
 
 
+@pytest.mark.parametrize("name", ["model_configs", "dataset"])
+def test_what_needs_no_run_is_stale_when_the_study_is_another(study: Study, tmp_path: Path, name: str) -> None:
+    redraw(find(name), Shelf(study, tmp_path / "results"), tmp_path / "out")
+    longer = tuple(dataclasses.replace(job, recipe=dataclasses.replace(job.recipe, steps=801)) for job in study.whole)
+    others = [dataclasses.replace(study, jobs=longer, whole=longer), dataclasses.replace(study, pins={"latex": "new"})]
+    found = [state(find(name), Shelf(one, tmp_path / "results"), tmp_path / "out")["state"] for one in (study, *others)]
+    assert found == ["fresh", "stale", "stale"]
+
+
+def test_other_printed_numbers_make_a_drawing_stale(
+    rotary: tuple[Study, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fieldlens.paper.artifact.printed_text", lambda: "others")
+    assert told(*rotary)[0] == "stale"
+
+
 def test_another_protocol_version_makes_it_stale(
     rotary: tuple[Study, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,9 +42,9 @@ def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
     return [tuple(1 - depth * (1 - channel) for channel in full) for depth in depths]  # type: ignore[misc]
 
 
-def new_figure(panels: int, title: str = "") -> tuple[Figure, list[Axes]]:
-    """A figure of some panels, at most three in a row."""
-    columns = min(3, panels)
+def new_figure(panels: int, title: str = "", across: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure of some panels, so many in a row at most."""
+    columns = min(across, panels)
     rows = -(-panels // columns)
     figure = Figure(figsize=(columns * PANEL[0], rows * PANEL[1] + 0.3), layout="constrained", dpi=160)
     axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
@@ -178,10 +178,27 @@ def perplexity_lines(lines: Sequence[Line], quantity: str = "perplexity") -> Fig
         panel.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
         panel.yaxis.set_minor_formatter(ticker.NullFormatter())
     # lines differ by far less than documents do: bands may leave the picture, lines may not
-    panel.set_ylim(min(values) / 1.25, max(values) * 1.25)
+    room = min(1.25, max(1.02, math.sqrt(max(values) / min(values))))
+    panel.set_ylim(min(values) / room, max(values) * room)
     panel.set_xlabel("context length (tokens)", fontsize=7)
     panel.set_ylabel(quantity, fontsize=7)
     _legend(figure, panel)
+    return figure
+
+
+def growth_lines(lines: Sequence[Line], most: float = 1.5) -> Figure:
+    """Perplexity over each model's own at its training length; what grows by more leaves the picture."""
+    grown = []
+    for line in lines:
+        own = next((v for n, v in zip(line.lengths, line.middle, strict=True) if n == line.train_length), None)
+        if own:
+            middle = [None if value is None else value / own for value in line.middle]
+            grown.append(line._replace(middle=middle, low=[None] * len(middle), high=[None] * len(middle)))
+    figure = perplexity_lines(grown or lines, "perplexity over that at L_tr")
+    if grown:
+        figure.axes[0].set_yscale("linear")
+        known = [value for line in grown for value in line.middle if value is not None and value <= most]
+        figure.axes[0].set_ylim(min(known) - 0.03, min(most, max(known) + 0.03))
     return figure
 
 

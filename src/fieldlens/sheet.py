@@ -38,12 +38,12 @@ class Sheet:
 
     def latex(self) -> str:
         def line(cells: Sequence[str]) -> str:
-            return " & ".join(map(_escaped, cells)) + r" \\"
+            return " & ".join(map(escaped, cells)) + r" \\"
 
         body = [line(self.columns), r"\midrule", *map(line, self.rows)]
         head = rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}"
-        title = [f"% {self.title}"] if self.title else []
-        notes = [rf"\par {_escaped(note)}" for note in self.notes]
+        title = [rf"\par\noindent\textbf{{{escaped(self.title)}}}\par"] if self.title else []
+        notes = [rf"\par {escaped(note)}" for note in self.notes]
         return "\n".join([*title, head, r"\toprule", *body, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
 
 
@@ -110,5 +110,6 @@ def records_csv(records: Sequence[dict[str, Any]]) -> str:
     return out.getvalue()
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text as LaTeX prints it."""
     return "".join(_LATEX.get(sign, sign) for sign in text)

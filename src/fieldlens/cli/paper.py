@@ -126,11 +126,12 @@ def _draw(chosen: "list[Artifact]", shelf: "Shelf", out: Path, as_json: bool, sk
         try:
             drawn, written = redraw(one, shelf, out)
         except BadInput:
-            if not skip or state(one, shelf, out)["runs"]["done"]:
+            how = state(one, shelf, out)
+            if not skip or how["runs"]["done"]:
                 raise
             report.append({"name": one.name, "files": []})
             if not as_json:
-                screen.print(f"{one.name}: no result yet", style="dim", markup=False)
+                screen.print(f"{one.name}: {how['state']}, {how['why']}", style="dim", markup=False)
             continue
         report.append({"name": one.name, "files": [str(path) for path in written]})
         if as_json:

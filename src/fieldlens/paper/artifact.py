@@ -19,9 +19,10 @@ from fieldlens.checkpoint import replace_file
 from fieldlens.draw import save
 from fieldlens.errors import BadInput, unknown
 from fieldlens.paper import artifacts
+from fieldlens.paper.printed import printed_text
 from fieldlens.paper.shelf import Shelf
 from fieldlens.results import read_json, write_json
-from fieldlens.sheet import Sheet, records_csv
+from fieldlens.sheet import Sheet, escaped, records_csv
 from fieldlens.study.plan import Job
 
 VERSION = 1
@@ -167,7 +168,8 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
     notes = notes_of(artifact, shelf)
     texts = {
         "md": "\n".join([f"# {artifact.title}\n", *(sheet.markdown() for sheet in drawn.sheets), *notes]) + "\n",
-        "tex": "\n".join([*(sheet.latex() for sheet in drawn.sheets), *(f"% {note}" for note in notes)]) + "\n",
+        "tex": "\n".join([*(sheet.latex() for sheet in drawn.sheets), *(rf"\par {escaped(note)}" for note in notes)])
+        + "\n",
         "csv": records_csv(drawn.records),
     }
     for form, text in texts.items():
@@ -189,8 +191,10 @@ def notes_of(artifact: Artifact, shelf: Shelf) -> list[str]:
 
 
 def _source(artifact: Artifact, shelf: Shelf) -> str:
-    """Names what an artifact is drawn from: every file of every result that it can use."""
-    found = hashlib.sha256(f"{VERSION} {artifact.name} {shelf.trained}".encode())
+    """Names what an artifact is drawn from: the study's recipe and texts, the printed numbers, its results' files."""
+    recipes = sorted({repr(job.recipe) for job in shelf.study.whole if job.recipe.scheme == "sandwich"})
+    known = [VERSION, artifact.name, recipes, sorted(shelf.study.pins.items()), printed_text()]
+    found = hashlib.sha256(repr(known).encode())
     for path in artifact.files(shelf):
         found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:16]

@@ -51,13 +51,18 @@ def both(paper: Cell | None, ours: Score) -> str:
     return f"{paper if paper is not None else '–'}{BETWEEN}{ours}"
 
 
-def record(corpus: str, model: str, spec: str, length: int, paper: Cell | None, ours: Score) -> dict[str, Any]:
-    """The same for a spreadsheet, in full."""
+def record(
+    shelf: Shelf, corpus: str, model: str, length: int, paper: Cell | None, ours: Score, control: bool = False
+) -> dict[str, Any]:
+    """The same for a spreadsheet, in full: the paper's corpus, model and length, and what ours was measured on."""
     return {
         "corpus": corpus,
         "model": model,
-        "spec": spec,
         "length": length,
+        "our_corpus": shelf.corpus(corpus),
+        "our_model": shelf.spec(model, control),
+        "our_length": shelf.length(length),
+        "distances": "paper" if control else "scaled",
         "paper": paper and paper.value,
         "paper_deviation": paper and paper.deviation,
         "paper_mark": paper and paper.mark,

@@ -27,7 +27,7 @@ def small_matrices(panels: Mapping[str, tuple[Tensor, bool]]) -> Figure:
 
     A cell shows its bias, or, of a matrix of scores, which query meets which key.
     """
-    figure, axes = new_figure(len(panels))
+    figure, axes = new_figure(len(panels), across=1)
     for panel, (title, (line_N, scores)) in zip(axes, panels.items(), strict=True):
         count = len(line_N)
         least = float(np.nanmin(line_N.numpy())) or -1.0
@@ -59,7 +59,7 @@ def _cell(panel: Axes, key: int, query: int, text: str, depth: float | None) -> 
 
 def window_rows(panels: Mapping[str, Sequence[Window]]) -> Figure:
     """One panel per length, one row per target: the tokens that it is predicted from, and itself."""
-    figure, axes = new_figure(len(panels))
+    figure, axes = new_figure(len(panels), across=1)
     width = max(window.stop for windows in panels.values() for window in windows) + 1
     for panel, (title, windows) in zip(axes, panels.items(), strict=True):
         first = min(window.targets()[0].offset for window in windows)

@@ -46,6 +46,11 @@ def _cell(row: dict[str, Any]) -> Cell:
 
 
 @cache
+def printed_text() -> str:
+    """All that is printed, as it is stored."""
+    return files(__package__).joinpath("printed.json").read_text("utf-8")
+
+
+@cache
 def _content() -> dict[str, list[dict[str, Any]]]:
-    text = files(__package__).joinpath("printed.json").read_text("utf-8")
-    return json.loads(text, parse_float=Decimal)
+    return json.loads(printed_text(), parse_float=Decimal)

@@ -57,13 +57,7 @@ class ThreeExperiments(Artifact):
                     score(shelf, model, self.corpus, length, control=control),
                 )
                 row.append(both(there, ours))
-                spec = shelf.spec(model, control)
-                records.append(
-                    {
-                        **record(self.corpus, model, spec, length, there, ours),
-                        "distances": "paper" if control else "scaled",
-                    }
-                )
+                records.append(record(shelf, self.corpus, model, length, there, ours, control))
             rows.append(row)
         columns = [heading(spec_of(model), shelf.spec(model, control)) for model in models]
         named = shelf.corpus_label(self.corpus)

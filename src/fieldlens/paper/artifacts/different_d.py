@@ -8,6 +8,7 @@ from fieldlens.paper.cells import record, row_heading, score
 from fieldlens.paper.diagrams import on_corpus
 from fieldlens.paper.scale import LENGTHS
 from fieldlens.paper.shelf import Shelf
+from fieldlens.schemes import parse
 from fieldlens.sheet import Sheet
 from fieldlens.study.plan import Job
 
@@ -28,14 +29,18 @@ class DifferentD(Artifact):
             found = [score(shelf, model, CORPUS, length) for model in MODELS]
             rows.append([row_heading(shelf, length), *map(str, found)])
             records += [
-                record(CORPUS, model, shelf.spec(model), length, None, one)
-                for model, one in zip(MODELS, found, strict=True)
+                record(shelf, CORPUS, model, length, None, one) for model, one in zip(MODELS, found, strict=True)
             ]
-        columns = ["L_ex / L_tr", *(model if ":" in model else f"{model} (128)" for model in MODELS)]
+        columns = ["L_ex / L_tr", *map(_dims, MODELS)]
         title = f"{shelf.corpus_label(CORPUS)}: perplexity of trained models (ours; the paper prints none)"
         evaluated = [one for model in MODELS for one in shelf.evaluations(model, CORPUS).values()]
         figures = {"": one_head(biases(*MODELS), HEADS, True)}
         if any(one.losses for one in evaluated):
-            trained = perplexity_lines(compare(evaluated).lines())
+            lines = compare(evaluated).lines()
+            trained = perplexity_lines([line._replace(label=_dims(line.label)) for line in lines])
             figures["-trained"] = on_corpus(trained, shelf.corpus_label(CORPUS))
         return Drawn([Sheet(columns, rows, title)], figures, records)
+
+
+def _dims(spec: str) -> str:
+    return f"d̄ = {parse(spec)[1].get('dims', 128)}"

@@ -38,7 +38,7 @@ class EfficientInference(Artifact):
                     there = printed[corpus, model, length] if window else None
                     ours = score(shelf, model, corpus, length, **cached(shelf, window))
                     row.append(both(there, ours) if window else str(ours))
-                    known = record(corpus, model, shelf.spec(model), length, there, ours)
+                    known = record(shelf, corpus, model, length, there, ours)
                     records.append({**known, "cache": shelf.length(CACHE) if window else None})
                 rows.append(row)
             what = (

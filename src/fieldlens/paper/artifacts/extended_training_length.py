@@ -3,7 +3,7 @@
 from typing import Any
 
 from fieldlens.paper.artifact import Artifact, Drawn
-from fieldlens.paper.cells import both, record, row_heading, score
+from fieldlens.paper.cells import both, record, score
 from fieldlens.paper.printed import cells
 from fieldlens.paper.scale import TRAINED, heading, spec_of
 from fieldlens.paper.shelf import MOST, Shelf
@@ -27,17 +27,17 @@ class ExtendedTrainingLength(Artifact):
         printed, records, rows = cells(f"tab:{self.name}"), [], []
         pairs = [(model, corpus) for model in FIXED for corpus in MOST]
         for length in LENGTHS:
-            row = [row_heading(shelf, length)]
+            row = [str(length) if shelf.factor == 1 else f"{length} | {shelf.length(length)}"]
             for model, corpus in pairs:
                 there, ours = printed[corpus, model, length], score(shelf, model, corpus, length, FIXED[model])
                 row.append(both(there, ours))
-                known = record(corpus, model, shelf.spec(model), length, there, ours)
+                known = record(shelf, corpus, model, length, there, ours)
                 records.append({**known, "trained": shelf.length(FIXED[model])})
             rows.append(row)
         columns = [f"{_heading(shelf, model)}, {shelf.corpus_label(corpus)}" for model, corpus in pairs]
-        main = Sheet(["L_ex / L_tr", *columns], rows, "trained on longer sequences (paper · ours)")
+        main = Sheet(["L_ex", *columns], rows, "trained on longer sequences (paper · ours)")
         cost = [self._cost(shelf, model, corpus) for model, corpus in pairs]
-        words = ["model", "L_tr", "× 16 / × 1 before", "after", "99% within before", "after", "training time"]
+        words = ["model", "L_tr", "longest / own L_tr before", "after", "99% within before", "after", "training time"]
         return Drawn([main, Sheet(words, cost, "what it repairs, and what it costs (ours)", (_COST,))], records=records)
 
     def _cost(self, shelf: Shelf, model: str, corpus: str) -> list[str]:

@@ -23,4 +23,6 @@ class HeatMap(Artifact):
     title = "Sandwich at compression ratio 8, d̄ = 128"
 
     def draw(self, shelf: Shelf) -> Drawn:
-        return Drawn(figures={"": matrices(biases("sandwich"), HEADS)})
+        figure = matrices(biases("sandwich"), HEADS)
+        figure.axes[0].set_title("Sandwich, h = 8, d̄ = 128", fontsize=8)
+        return Drawn(figures={"": figure})

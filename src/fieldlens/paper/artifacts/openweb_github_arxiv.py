@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from fieldlens.compare import Comparison, compare
-from fieldlens.draw import Line, perplexity_lines
+from fieldlens.draw import Line, growth_lines, perplexity_lines
 from fieldlens.errors import BadInput
 from fieldlens.evaluation import Evaluation
 from fieldlens.paper.artifact import Artifact, Drawn
@@ -48,14 +48,15 @@ class MainTable(Artifact):
                         ours, mark="" if control else marks.get((spec, shelf.length(length)), "")
                     )
                     row.append(both(there, ours))
-                    records.append(record(corpus, name, spec, length, there, ours))
+                    records.append(record(shelf, corpus, name, length, there, ours, control))
                 rows.append([_named(name, spec, control), *row])
             columns = ["model", *(row_heading(shelf, length) for length in LENGTHS)]
             sheets.append(Sheet(columns, rows, f"{shelf.corpus_label(corpus)} (paper · ours)", _said(shelf, found)))
             if found is not None:
-                tested += _tests(corpus, found) if _against_sandwich(shelf, found) else []
-                figure = perplexity_lines(_lines(shelf, found))
-                figures[f"-{shelf.corpus(corpus)}"] = on_corpus(figure, shelf.corpus_label(corpus))
+                tested += _tests(shelf.corpus(corpus), found) if _against_sandwich(shelf, found) else []
+                lines = _lines(shelf, found)
+                for ending, figure in {"": perplexity_lines(lines), "-growth": growth_lines(lines)}.items():
+                    figures[f"-{shelf.corpus(corpus)}{ending}"] = on_corpus(figure, shelf.corpus_label(corpus))
         return Drawn([*sheets, *_sheet_of_tests(tested)], figures, records)
 
     def _models(self, shelf: Shelf, corpus: str) -> list[str]:
@@ -80,9 +81,10 @@ def comparison(shelf: Shelf, corpus: str, models: tuple[str, ...] = MODELS) -> C
 
 
 def _lines(shelf: Shelf, found: Comparison) -> list[Line]:
-    """For the figure, under the paper's names."""
+    """For the figure, under the paper's names; ALiBi's variant before it, so that it has the scheme's own colour."""
     names = {shelf.spec(model): model.replace(":slope_floor=0.01", ", slope floor") for model in MODELS}
-    return [line._replace(label=names.get(line.label, line.label)) for line in found.lines()]
+    lines = [line._replace(label=names.get(line.label, line.label)) for line in found.lines()]
+    return sorted(lines, key=lambda line: line.label == "alibi")
 
 
 def _named(name: str, spec: str, control: bool) -> str:

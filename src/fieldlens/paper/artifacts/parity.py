@@ -19,10 +19,10 @@ def folder_of(shelf: Shelf) -> Path:
     return shelf.folder / "parity"
 
 
-def found(shelf: Shelf) -> dict[str, list[dict[int, float]]]:
-    """The accuracies of each scheme's models that are there."""
-    each = {scheme: [Trial(scheme, seed).accuracy(folder_of(shelf)) for seed in SEEDS] for scheme in SCHEMES}
-    return {scheme: [one for one in some if one is not None] for scheme, some in each.items()}
+def found(shelf: Shelf) -> dict[str, dict[int, dict[int, float]]]:
+    """The accuracies by bits of each scheme's models that are there, by seed."""
+    each = {scheme: {seed: Trial(scheme, seed).accuracy(folder_of(shelf)) for seed in SEEDS} for scheme in SCHEMES}
+    return {scheme: {seed: one for seed, one in some.items() if one} for scheme, some in each.items()}
 
 
 def inside(one: dict[int, float]) -> float:
@@ -52,9 +52,14 @@ class Parity(Artifact):
     def draw(self, shelf: Shelf) -> Drawn:
         rows, records = [], []
         for scheme, some in found(shelf).items():
-            cells = [[inside(one) for one in some], *([one[bits] for one in some] for bits in SHOWN)]
+            models = list(some.values())
+            cells = [list(map(inside, models)), *([one[bits] for one in models] for bits in SHOWN)]
             rows.append([scheme, *map(_cell, cells), str(len(some))])
-            records += [{"scheme": scheme, "bits": bits, "accuracy": one[bits]} for one in some for bits in one]
+            records += [
+                {"scheme": scheme, "seed": seed, "bits": bits, "accuracy": share}
+                for seed, one in some.items()
+                for bits, share in one.items()
+            ]
         columns = ["scheme", "1 to 20 bits", *(f"{bits} bits" for bits in SHOWN), "seeds"]
         note = f"Chance is {CHANCE:.0%}. Training strings begin with one bit and grow as the longest are mastered."
         return Drawn(
@@ -70,7 +75,7 @@ def _cell(values: list[float]) -> str:
 
 def _figure(shelf: Shelf) -> Figure:
     figure, (panel,) = new_figure(1)
-    each = {scheme: some for scheme, some in found(shelf).items() if some}
+    each = {scheme: list(some.values()) for scheme, some in found(shelf).items() if some}
     for (scheme, some), (tint, marker) in zip(each.items(), tints(list(each)), strict=True):
         bits = sorted(some[0])
         means = [plain.fmean(one[n] for one in some) for n in bits]

@@ -10,22 +10,28 @@ from fieldlens.sheet import Sheet
 from fieldlens.study.plan import Job
 
 TRAININGS = (128, TRAINED)
+VARIANTS = (*(("sinusoidal", trained) for trained in TRAININGS), ("sinusoidal:scale=0.02", TRAINED))
+"""Also quieter, as one adds positions to small embeddings; the paper does not say which it did."""
 SPAN = 16
 """A jump is looked for among spans of L_tr / SPAN tokens."""
 
 
-def jump(field: ReceptiveField, trained: int) -> tuple[int, float]:
-    """Where the gradient leaps before the most recent L_tr tokens: a position from 1, and its share over the mean's.
+def spans(field: ReceptiveField, trained: int) -> dict[int, float]:
+    """The weight of each span of L_tr / 16 tokens before the most recent L_tr, over their mean, by its middle.
 
-    The place is the middle of the span of L_tr / 16 tokens that holds most; the mean is that of all spans before the
-    most recent L_tr tokens.
+    Positions count from 1.
     """
     span = max(1, trained // SPAN)
     older = field.shares()[: max(span, field.length - trained)]
     sums = [float(older[start : start + span].sum()) for start in range(len(older) - span + 1)]
-    best = max(range(len(sums)), key=sums.__getitem__)
     mean = sum(sums) / len(sums)
-    return best + 1 + span // 2, sums[best] / mean if mean else 0.0
+    return {start + 1 + span // 2: one / mean if mean else 0.0 for start, one in enumerate(sums)}
+
+
+def jump(field: ReceptiveField, trained: int) -> tuple[int, float]:
+    """Where the gradient leaps before the most recent L_tr tokens: the place of the heaviest span, and its weight."""
+    found = spans(field, trained)
+    return max(found.items(), key=lambda pair: pair[1])
 
 
 class Sinusoidal(Artifact):
@@ -33,27 +39,22 @@ class Sinusoidal(Artifact):
     title = "Cumulative gradient of Sinusoidal on ArXiv at two training lengths"
 
     def jobs(self, shelf: Shelf) -> list[Job]:
-        return [
-            job
-            for model, trained in (("sinusoidal", 128), ("sinusoidal", TRAINED), ("sinusoidal:scale=0.02", TRAINED))
-            for job in shelf.jobs([model], ["arxiv"], trained)
-        ]
+        return [job for model, trained in VARIANTS for job in shelf.jobs([model], ["arxiv"], trained)]
 
     def draw(self, shelf: Shelf) -> Drawn:
         found, records, rows = [], [], []
-        for trained in TRAININGS:
-            named = f"L_tr {trained} | {shelf.length(trained)}"
-            found += [one._replace(label=f"{named}") for one in curves(shelf, ["sinusoidal"], "arxiv", trained)]
-            records += reading(shelf, ["sinusoidal"], "arxiv", trained)[1]
-            field = shelf.field("sinusoidal", "arxiv", trained)
+        for model, trained in VARIANTS:
+            quiet = ", scale 0.02" if ":" in model else ""
+            named = f"L_tr {trained} | {shelf.length(trained)}{quiet}"
+            found += [one._replace(label=named) for one in curves(shelf, [model], "arxiv", trained)]
+            records += reading(shelf, [model], "arxiv", trained)[1]
+            field = shelf.field(model, "arxiv", trained)
             if field is None:
                 rows.append([named, "–", "–", "–"])
                 continue
             place, times = jump(field, shelf.length(trained))
             records[-1] |= {"jump_at": place, "jump_times": times}
             rows.append([named, f"{field.within(shelf.length(trained)):.1%}", f"{place:,}", f"× {times:.1f}"])
-        quiet = curves(shelf, ["sinusoidal:scale=0.02"], "arxiv")
-        found += [one._replace(label=f"L_tr {TRAINED} | {shelf.trained}, scale 0.02") for one in quiet]
         columns = ["trained on", "coverage", "jump at token", "of the mean"]
         sheet = Sheet(columns, rows, f"{shelf.corpus_label('arxiv')}: the jump")
         return Drawn(

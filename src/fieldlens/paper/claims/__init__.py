@@ -10,11 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from fieldlens.paper.evidence import Evidence, Missing
+from fieldlens.paper.evidence import Answer, Evidence, Missing
 from fieldlens.paper.shelf import Shelf
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
+VERDICT: dict[Answer, Verdict] = {True: "holds", False: "does not hold", None: "undecided"}
+
+SEEDS = "two or more seeds that agree, and models further apart than their documents"
+"""What a comparison between models needs."""
 
 FULL_SIZE = "the same test at the paper's own size: fieldlens paper claims --study paper-full"
 
@@ -104,31 +108,39 @@ def judged(shelf: Shelf) -> list[Judged]:
     return [judge_one(one, evidence) for one in registry().values()]
 
 
-def settled(found: Sequence[bool | None]) -> bool | None:
+def settled(found: Sequence[Answer]) -> Answer:
     """Of several answers: no if one is no, yes if all are yes, else nothing is decided."""
     return False if False in found else True if all(found) else None
 
 
+def agreed(found: Sequence[bool]) -> Answer:
+    """The answer that all seeds give, if they give one."""
+    return found[0] if len(set(found)) == 1 else None
+
+
 def over(
-    evidence: Evidence, corpora: Sequence[str], test: Callable[[str], tuple[bool | None, Sequence[str]]]
+    evidence: Evidence,
+    corpora: Sequence[str],
+    test: Callable[[str], tuple[Answer, Sequence[str]]],
+    needs: str = "more targets or seeds",
 ) -> Outcome:
     """A claim that must hold on each corpus: those that were run decide, what is missing is named.
 
-    The test gives True, False, or None where its results decide nothing, with its evidence.
+    The test gives True, False, or None where its results decide nothing, with its evidence; `needs` says what would
+    then decide.
     """
     said: list[str] = []
-    needs: list[str] = []
-    found: list[bool] = []
+    wanted: list[str] = []
+    found: list[Answer] = []
     for corpus in corpora:
         named = evidence.shelf.corpus(corpus)
         try:
             holds, words = test(corpus)
         except Missing as missing:
-            needs.append(str(missing))
+            wanted.append(str(missing))
             continue
         said += [f"{named}: {word}" for word in words]
+        found.append(holds)
         if holds is None:
-            needs.append(f"{named}: more seeds, or models further apart")
-        else:
-            found.append(holds)
-    return Outcome("undecided" if not found else "holds" if all(found) else "does not hold", said, needs)
+            wanted.append(f"{named}: {needs}")
+    return Outcome(VERDICT[settled(found) if found else None], said, wanted)

@@ -1,61 +1,85 @@
 """Claims about Rotary and Sinusoidal."""
 
-from fieldlens.paper.artifacts.sinusoidal_128_512 import TRAININGS, jump
-from fieldlens.paper.claims import Outcome, claim, over
-from fieldlens.paper.evidence import Evidence, share
-from fieldlens.paper.scale import TRAINED
+import math
+
+from fieldlens.paper.artifacts.sinusoidal_128_512 import TRAININGS, jump, spans
+from fieldlens.paper.claims import SEEDS, Outcome, agreed, claim, over, settled
+from fieldlens.paper.evidence import Answer, Evidence, shares
 from fieldlens.paper.shelf import ALL
 
-TALL = 2.0
+HALF = 0.5
+TALL, AHEAD = 2.0, 1.25
+RINGING = 0.05
 
 
 @claim(
-    "leave-the-field", 11,
-    "Rotary and Sinusoidal do not keep to the most recent L_tr tokens, and fail.",
-    "Both have at most 99 % of their gradient within L_tr, and explode.",
+    "leave-the-field", 12,
+    "Rotary and Sinusoidal fail to focus on the most recent L_tr tokens, and to extrapolate.",
+    f"Both have less than {HALF:.0%} of their gradient within L_tr, with each seed, and explode.",
 )  # fmt: skip
 def leave_the_field(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[bool, list[str]]:
-        found, said = [], []
+    def test(corpus: str) -> tuple[Answer, list[str]]:
+        found: list[Answer] = []
+        said = []
         for model in ("rotary", "sinusoidal"):
-            inside = evidence.field(model, corpus).within(evidence.shelf.trained)
-            found.append(inside <= 0.99 and evidence.explodes(model, corpus))
-            said.append(f"{model}: {share(inside)} inside, × {evidence.worst(model, corpus):.3g}")
-        return all(found), said
+            inside = evidence.inside(model, corpus)
+            found += [agreed([one < HALF for one in inside]), evidence.explodes(model, corpus)]
+            said.append(f"{model}: {shares(inside)} inside, × {evidence.worst(model, corpus):.3g}")
+        return settled(found), said
 
     return over(evidence, ALL, test)
 
 
 @claim(
-    "sinusoidal-jumps", 12,
+    "sinusoidal-jumps", 13,
     "Sinusoidal looks at the position where its training sequences ended: the gradient jumps at L_tr.",
     "At both training lengths, of all spans of L_tr / 16 before the most recent L_tr tokens the heaviest lies within "
-    f"L_tr / 4 of position L_tr, and holds {TALL:g} times the mean.",
+    f"L_tr / 4 of position L_tr, holds {TALL:g} times the mean, and {AHEAD:g} times the heaviest elsewhere. One "
+    f"elsewhere that holds {AHEAD:g} times as much, or less than {TALL / AHEAD:g} times the mean there, decides "
+    "against it.",
 )  # fmt: skip
 def sinusoidal_jumps(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[bool, list[str]]:
-        each = [_jumps(evidence, "sinusoidal", corpus, trained) for trained in TRAININGS]
-        return all(found for found, _ in each), [line for _, said in each for line in said]
+    def test(corpus: str) -> tuple[Answer, list[str]]:
+        each = [_jumps(evidence, corpus, trained) for trained in TRAININGS]
+        return settled([found for found, _ in each]), [said for _, said in each]
 
-    return over(evidence, ("arxiv",), test)
+    return over(evidence, ("arxiv",), test, SEEDS)
+
+
+def _jumps(evidence: Evidence, corpus: str, trained: int) -> tuple[Answer, str]:
+    here = evidence.shelf.length(trained)
+    found = spans(evidence.field("sinusoidal", corpus, trained), here)
+    near = {place: times for place, times in found.items() if abs(place - here) <= here / 4}
+    best, other = max(near, key=near.__getitem__), max((p for p in found if p not in near), key=found.__getitem__)
+    ahead = near[best] / found[other]
+    said = f"L_tr {here}: {near[best]:.1f} times the mean at {best}, {found[other]:.1f} at {other}"
+    if ahead >= AHEAD and near[best] >= TALL:
+        return True, said
+    return False if ahead <= 1 / AHEAD or near[best] < TALL / AHEAD else None, said
 
 
 @claim(
-    "rotary-jumps", 5,
-    "Rotary too looks at the position where its training sequences ended, though it adds no position to its input.",
-    "Of all spans of L_tr / 16 before the most recent L_tr tokens the heaviest lies within L_tr / 4 of position L_tr, "
-    f"and holds {TALL:g} times the mean.",
+    "rotary-rings", 5,
+    "Rotary looks back at distances one of its wavelengths apart, wherever its training sequences ended.",
+    "Of all spans of L_tr / 16 before the most recent L_tr tokens, the heaviest, and the heaviest at least L_tr / 2 "
+    f"from it, each hold {TALL:g} times the mean, and lie a wavelength 2π·10000^(2i/K) apart within {RINGING:.0%}.",
     ours=True,
 )  # fmt: skip
-def rotary_jumps(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[bool, list[str]]:
-        return _jumps(evidence, "rotary", corpus, TRAINED)
+def rotary_rings(evidence: Evidence) -> Outcome:
+    recipe = evidence.shelf.study.whole[0].recipe
+    width = recipe.width // recipe.heads
+    waves = [2 * math.pi * 10_000 ** (2 * i / width) for i in range(width // 2)]
+
+    def test(corpus: str) -> tuple[Answer, list[str]]:
+        here = evidence.shelf.trained
+        field = evidence.field("rotary", corpus)
+        found, (first, _) = spans(field, here), jump(field, here)
+        second = max((place for place in found if abs(place - first) >= here / 2), key=found.__getitem__)
+        apart = abs(second - first)
+        wave = min(waves, key=lambda one: abs(math.log(one / apart)))
+        tall = min(found[first], found[second]) >= TALL
+        places = [f"{found[place]:.1f} times the mean {field.length - place} back" for place in (first, second)]
+        said = [", ".join(places), f"{apart} apart; the nearest wavelength is {wave:.1f}"]
+        return tall and abs(apart / wave - 1) <= RINGING, said
 
     return over(evidence, ALL, test)
-
-
-def _jumps(evidence: Evidence, model: str, corpus: str, trained: int) -> tuple[bool, list[str]]:
-    here = evidence.shelf.length(trained)
-    place, times = jump(evidence.field(model, corpus, trained), here)
-    found = abs(place - here) <= here / 4 and times >= TALL
-    return found, [f"L_tr {here}: heaviest at {place}, {times:.1f} times the mean"]

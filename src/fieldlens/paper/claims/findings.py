@@ -7,7 +7,7 @@ from fieldlens.paper.artifacts.arxiv_openwebtext2 import MODELS, WINDOWS
 from fieldlens.paper.artifacts.diagonal_8 import fits
 from fieldlens.paper.artifacts.heatmap_8 import LENGTH
 from fieldlens.paper.claims import Outcome, claim, over
-from fieldlens.paper.evidence import Evidence, Missing
+from fieldlens.paper.evidence import Answer, Evidence, Missing
 from fieldlens.paper.printed import CORPORA, cells
 from fieldlens.paper.scale import LENGTHS
 from fieldlens.paper.shelf import MOST
@@ -21,8 +21,8 @@ TWINS = ("shift:6", "shift:8", "same:8")
 
 @claim(
     "slope-floor", 1,
-    "Three columns of the paper's tables are the same numbers because slopes were kept from falling below 0.01, which "
-    "makes three models one.",
+    "Three columns of the paper's tables are the same numbers; slopes kept from falling below 0.01, which makes three "
+    "models one, would explain it.",
     "Δ = 6, Δ = 8 and h = 8 are printed alike at every length of both tables; with slope_floor=0.01 their biases are "
     "equal, and without one they are not.",
     ours=True,
@@ -72,13 +72,13 @@ def two_fits(evidence: Evidence) -> Outcome:
 @claim(
     "exact-reach", 3,
     "R layers with a window of w keys reach exactly R(w - 1) + 1 tokens back, not R·w.",
-    "In every measured window model the gradient is exactly zero before that, and not at it.",
+    "In every window model that was measured farther than that, the gradient is exactly zero before it, and not at it.",
     ours=True,
 )  # fmt: skip
 def exact_reach(evidence: Evidence) -> Outcome:
     layers = evidence.shelf.study.whole[0].recipe.layers
 
-    def test(corpus: str) -> tuple[bool | None, list[str]]:
+    def test(corpus: str) -> tuple[Answer, list[str]]:
         found, said = [], []
         for model in WINDOWS:
             field, window = evidence.shelf.field(model, corpus), parse(evidence.shelf.spec(model))[1]["window"]

@@ -12,7 +12,7 @@ FAR = (100, 150, 200)
 
 
 @claim(
-    "parity-fails", 25,
+    "parity-fails", 27,
     "A bias towards recent tokens fails where every token matters as much: parity of long bit strings.",
     f"Of the schemes with such a bias those that learn 1 to 20 bits ({LEARNT:.0%} right or more) answer at most "
     f"{LOST:.0%} of strings of 100 to 200 bits; what learns nothing decides nothing.",
@@ -20,7 +20,8 @@ FAR = (100, 150, 200)
 )  # fmt: skip
 def parity_fails(evidence: Evidence) -> Outcome:
     said, fails = [], []
-    for scheme, some in found(evidence.shelf).items():
+    for scheme, by_seed in found(evidence.shelf).items():
+        some = list(by_seed.values())
         if not some:
             continue
         near, far = plain.fmean(map(inside, some)), plain.fmean(one[bits] for one in some for bits in FAR)

@@ -1,18 +1,25 @@
 """Claims about ALiBi's slopes."""
 
+from collections.abc import Sequence
+
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import SAME, SHIFTS
-from fieldlens.paper.claims import Outcome, claim, over
-from fieldlens.paper.evidence import Evidence, share
+from fieldlens.paper.claims import Outcome, agreed, claim, over, settled
+from fieldlens.paper.evidence import Answer, Evidence, shares
 from fieldlens.paper.shelf import ALL, MOST
 
 MOSTLY = 0.9
 
 
-def _grown(evidence: Evidence, models: tuple[str, ...], corpus: str) -> tuple[list[bool], str]:
+def _grown(evidence: Evidence, models: tuple[str, ...], corpus: str) -> tuple[list[Answer], str]:
     """Which models explode, and by how much each grows."""
     found = [evidence.explodes(model, corpus) for model in models]
     words = [f"{evidence.shelf.spec(model)} × {evidence.worst(model, corpus):.3g}" for model in models]
     return found, "largest perplexity past L_tr over that at L_tr: " + ", ".join(words)
+
+
+def _some(found: Sequence[Answer], wanted: bool) -> Answer:
+    """Whether at least one is as wanted."""
+    return True if wanted in found else None if None in found else False
 
 
 @claim(
@@ -21,10 +28,10 @@ def _grown(evidence: Evidence, models: tuple[str, ...], corpus: str) -> tuple[li
     "Of the shifted models, equally diverse, some explode and some do not; of those with one slope, some do not.",
 )  # fmt: skip
 def slope_values(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[bool, list[str]]:
+    def test(corpus: str) -> tuple[Answer, list[str]]:
         diverse, said = _grown(evidence, SHIFTS, corpus)
         equal, more = _grown(evidence, SAME, corpus)
-        return any(diverse) and not all(diverse) and not all(equal), [said, more]
+        return settled([_some(diverse, True), _some(diverse, False), _some(equal, False)]), [said, more]
 
     return over(evidence, MOST, test)
 
@@ -35,21 +42,23 @@ def slope_values(evidence: Evidence) -> Outcome:
     "There is an h above which every model explodes and up to which none does, with models on both sides.",
 )  # fmt: skip
 def large_slopes(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[bool, list[str]]:
+    def test(corpus: str) -> tuple[Answer, list[str]]:
         found, said = _grown(evidence, SAME, corpus)
-        return found == sorted(found) and any(found) and not all(found), [said]
+        known = [one for one in found if one is not None]
+        in_order = False if known != sorted(known) else None if None in found else True
+        return settled([in_order, _some(found, True), _some(found, False)]), [said]
 
     return over(evidence, MOST, test)
 
 
 @claim(
-    "alibi-rises", 9,
+    "alibi-rises", 10,
     "ALiBi itself does not extrapolate: its perplexity rises past the training length.",
     "Its loss is significantly higher at some length past L_tr (documents flipped, Holm), and nowhere lower. Within "
     "1 % everywhere it does not rise.",
 )  # fmt: skip
 def alibi_rises(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[bool | None, list[str]]:
+    def test(corpus: str) -> tuple[Answer, list[str]]:
         lower, higher, still = evidence.moves("alibi", corpus)
         said = f"{evidence.verdict('alibi', corpus)['verdict']}, at most × {evidence.worst('alibi', corpus):.3g}"
         return (False if lower else True if higher else False if still else None), [said]
@@ -58,13 +67,13 @@ def alibi_rises(evidence: Evidence) -> Outcome:
 
 
 @claim(
-    "alibi-covered", 10,
+    "alibi-covered", 11,
     "The training length covers most of ALiBi's receptive field.",
     f"More than {MOSTLY:.0%} of its gradient lies within the most recent L_tr tokens.",
 )  # fmt: skip
 def alibi_covered(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[bool, list[str]]:
-        found = evidence.field("alibi", corpus).within(evidence.shelf.trained)
-        return found > MOSTLY, [f"{share(found)} inside"]
+    def test(corpus: str) -> tuple[Answer, list[str]]:
+        found = evidence.inside("alibi", corpus)
+        return agreed([one > MOSTLY for one in found]), [f"{shares(found)} inside"]
 
     return over(evidence, ALL, test)
