@@ -17,7 +17,7 @@ Verdict = Literal["holds", "does not hold", "undecided"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
 VERDICT: dict[Answer, Verdict] = {True: "holds", False: "does not hold", None: "undecided"}
 
-SEEDS = "two or more seeds that agree, and models further apart than their documents"
+SEEDS = "two or more seeds that agree on what is significant"
 """What a comparison between models needs."""
 
 FULL_SIZE = "the same test at the paper's own size: fieldlens paper claims --study paper-full"
