@@ -189,6 +189,15 @@ def test_sheets_come_in_every_format() -> None:
     assert len(within.rows) == 2 * 5
 
 
+def test_many_models_stand_one_below_the_other() -> None:
+    found = compare([evaluation(f"m{n}", 0, 0.01 * n) for n in range(9)])
+    few, many = compare([*(group.members[0] for group in found.groups[:8])]).sheet(), found.sheet()
+    assert (few.columns[0], many.columns[0]) == ("length", "model")
+    assert [row[0] for row in many.rows] == [f"m{n}" for n in range(9)]
+    assert many.columns[1:] == [row[0] for row in few.rows]
+    assert [row[3] for row in few.rows] == list(many.rows[2][1:])
+
+
 def test_hostile_names_are_only_text() -> None:
     sheet = Sheet(["[bold]x", "a|b"], [["[/red]\\input{x}", "1*"]], "[link]")
     assert r"\|" in sheet.markdown()

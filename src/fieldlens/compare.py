@@ -20,6 +20,9 @@ By = Literal["documents", "tokens"]
 FOREIGN = -1
 """The seed of a model that has none: it is compared with every seed of another."""
 
+ACROSS = 8
+"""So many groups stand side by side in a table; more stand one below the other."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -55,10 +58,14 @@ class Comparison:
     """Tests within each seed that both sides have."""
 
     def sheet(self) -> Sheet:
-        """Lengths down, groups across, marked as in the paper."""
-        at = {(cell["group"], cell["length"]): cell for cell in self.cells}
-        rows = [[str(length), *(_cell(at[group.name, length]) for group in self.groups)] for length in self.lengths]
-        return Sheet(["length", *(group.name for group in self.groups)], rows, self.quantity, self.notes())
+        """Lengths down, groups across, marked as in the paper; with many groups the other way round."""
+        at = {(cell["group"], cell["length"]): _cell(cell) for cell in self.cells}
+        names = [group.name for group in self.groups]
+        if len(names) > ACROSS:
+            turned = [[name, *(at[name, length] for length in self.lengths)] for name in names]
+            return Sheet(["model", *map(str, self.lengths)], turned, self.quantity, self.notes())
+        rows = [[str(length), *(at[name, length] for name in names)] for length in self.lengths]
+        return Sheet(["length", *names], rows, self.quantity, self.notes())
 
     @property
     def quantity(self) -> str:
