@@ -44,7 +44,7 @@ class Task:
     width: int = 64
     heads: int = 4
     batch: int = 128
-    steps: int = 6000
+    steps: int = 12_000
     learning_rate: float = 1e-3
     warmup: int = 100
     mastered: float = 0.9
