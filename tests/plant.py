@@ -79,6 +79,7 @@ BUGS = [
     ("seeds need not agree", "paper/evidence.py", "all(test(one) is answer for one in self.seeds)", "True"),
     ("a wave of any length", "paper/claims/absolute.py", "abs(apart / wave - 1) <= RINGING", "apart > 0"),
     ("a jump anywhere", "paper/claims/absolute.py", "ahead >= AHEAD and near", "near"),
+    ("deaf to a second Ctrl-C", "study/conduct.py", "if again() or time", "if time"),
     ("half a time taken for a whole", "study/job.py", "            if whole:", "            if True:"),
     ("the study's recipe not looked at", "paper/artifact.py", "artifact.name, recipes,", "artifact.name,"),
     ("parity of the filling too", "paper/parity.py", "(ids_BT * is_bit_BT).sum(1)", "ids_BT.sum(1)"),

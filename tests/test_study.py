@@ -17,8 +17,8 @@ from fieldlens.cli import main
 from fieldlens.errors import BadInput
 from fieldlens.machine import Machine
 from fieldlens.run import Occupied, locked
-from fieldlens.study.conduct import Controller, write_study
-from fieldlens.study.executors import Local
+from fieldlens.study.conduct import Controller, Interrupted, write_study
+from fieldlens.study.executors import Local, Order
 from fieldlens.study.forecast import STAGES, Forecast, forecast, operations
 from fieldlens.study.harvest import comparisons, read_results
 from fieldlens.study.job import Progress, perform
@@ -427,6 +427,42 @@ def test_faults_change_no_result(whole: Path, tmp_path: Path, monkeypatch: pytes
     ours, theirs = (studying.contents(folder / alibi.name) for folder in (places.results, whole.parent / "results"))
     assert ours == theirs
     assert "**Failed**: poison-words-1" in page(places.results)
+
+
+class Deaf:
+    """A worker that saves for long, and its executor; while it does, Ctrl-C comes again."""
+
+    queues, room = False, 1
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+        self.saving = 0
+
+    def start(self, order: Order) -> "Deaf":
+        return self
+
+    def code(self) -> int | None:
+        if self.asked == [False]:
+            os.kill(os.getpid(), signal.SIGINT)
+            self.saving += 1
+        return 0 if self.saving > 5 else -9 if True in self.asked else None
+
+    def stop(self, now: bool = False) -> None:
+        self.asked.append(now)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_second_signal_ends_workers_that_are_still_saving(whole: Path, tmp_path: Path) -> None:
+    found, places = studying.opened(whole, str(tmp_path / "out"), str(tmp_path / "runs"))
+    worker = Deaf()
+    controller = Controller(found, places, lambda: worker, CPU, watch=lambda: os.kill(os.getpid(), signal.SIGINT))
+    controller.prepare()
+    with pytest.raises(Interrupted) as stopped:
+        controller.run()
+    assert stopped.value.exit_code == 130
+    assert worker.asked == [False, True]
 
 
 def test_time_left_is_shared_among_workers(whole: Path) -> None:

@@ -166,14 +166,16 @@ class Controller:
             )
 
     def _stop(self) -> None:
+        """Let the workers save; after a while, or at a second signal, they are ended, which loses a few steps."""
         for attempt in self.attempts.values():
             attempt.worker.stop()
         end = time.monotonic() + GRACE
-        while any(attempt.worker.code() is None for attempt in self.attempts.values()):
-            if time.monotonic() > end:
-                for attempt in self.attempts.values():
-                    attempt.worker.stop(now=True)
-            time.sleep(POLL)
+        with listening() as again:
+            while any(attempt.worker.code() is None for attempt in self.attempts.values()):
+                if again() or time.monotonic() > end:
+                    for attempt in self.attempts.values():
+                        attempt.worker.stop(now=True)
+                time.sleep(POLL)
 
 
 def write_study(study: Study, places: Places) -> None:
