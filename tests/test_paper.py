@@ -16,6 +16,7 @@ from shelving import Told, write_result
 
 from fieldlens.cli import main
 from fieldlens.decoder import Config, Decoder
+from fieldlens.draw import Line, growth_lines
 from fieldlens.errors import BadInput
 from fieldlens.paper import printed
 from fieldlens.paper.artifact import find, redraw, registry, state
@@ -338,6 +339,21 @@ def test_what_needs_no_run_is_stale_when_the_study_is_another(study: Study, tmp_
     others = [dataclasses.replace(study, jobs=longer, whole=longer), dataclasses.replace(study, pins={"latex": "new"})]
     found = [state(find(name), Shelf(one, tmp_path / "results"), tmp_path / "out")["state"] for one in (study, *others)]
     assert found == ["fresh", "stale", "stale"]
+
+
+def test_growth_is_over_a_models_own_perplexity_where_it_was_trained() -> None:
+    wide = [None, None, None]
+    lines = [
+        Line("a", "alibi", [64, 128, 256], [30.0, 20.0, 24.0], wide, wide, 128),
+        Line("b", "rotary", [64, 128, 256], [9.0, 10.0, 90.0], wide, wide, 128),
+        Line("c", "kerple", [64, 128, 256], [9.0, 10.0, 11.0], wide, wide, None),
+    ]
+    panel = growth_lines(lines).axes[0]
+    drawn = {line.get_label(): list(line.get_ydata()) for line in panel.lines}
+    assert drawn["a"] == [1.5, 1.0, 1.2]
+    assert drawn["b"] == [0.9, 1.0, 9.0]
+    assert "c" not in drawn
+    assert panel.get_ylim() == (pytest.approx(0.87), 1.5)
 
 
 def test_other_printed_numbers_make_a_drawing_stale(

@@ -130,14 +130,6 @@ class Evidence:
         """Whether the training length holds the ERF."""
         return self.field(model, corpus, trained).erf(0.99) <= self.shelf.length(trained)
 
-    def perplexity(self, model: str, corpus: str, length: int, trained: int = TRAINED, **asked: Any) -> float:
-        """At a length of the paper's: e to the mean loss over targets and seeds."""
-        found = self.losses(model, corpus, trained, **asked)
-        here = self.shelf.length(length)
-        if here not in found.losses:
-            raise self.missing(model, corpus, trained, f" at {here} tokens")
-        return math.exp(min(700.0, float(found.quantities(here).mean())))
-
     def gap(self, one: Evaluation, other: Evaluation, length: int, other_length: int | None = None) -> Gap:
         """Of the same targets, at lengths of the paper's, over documents."""
         a, b = (

@@ -24,7 +24,7 @@ RIVALS = ("alibi", "sinusoidal", "rotary")
     "sandwich-improves", 14,
     "Sandwich predicts better from more than L_tr tokens: it uses what lies beyond.",
     "Its loss is significantly lower than at L_tr at some length past it (documents flipped, Holm). Higher ones alone, "
-    "or none that differs by 1 %, decide against it.",
+    "or surely none that differs by 1 %, decide against it.",
 )  # fmt: skip
 def sandwich_improves(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
@@ -41,7 +41,7 @@ def sandwich_improves(evidence: Evidence) -> Outcome:
 @claim(
     "sandwich-spreads", 15,
     "About 60 % of Sandwich's gradient lies within the most recent L_tr tokens, the rest beyond.",
-    f"Between {ABOUT[0]:.0%} and {ABOUT[1]:.0%} inside, measured at 4 L_tr.",
+    f"Between {ABOUT[0]:.0%} and {ABOUT[1]:.0%} inside, measured at 4 L_tr, with each seed.",
 )  # fmt: skip
 def sandwich_spreads(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:

@@ -54,8 +54,8 @@ def large_slopes(evidence: Evidence) -> Outcome:
 @claim(
     "alibi-rises", 10,
     "ALiBi itself does not extrapolate: its perplexity rises past the training length.",
-    "Its loss is significantly higher at some length past L_tr (documents flipped, Holm), and nowhere lower. Within "
-    "1 % everywhere it does not rise.",
+    "Its loss is significantly higher at some length past L_tr (documents flipped, Holm), and nowhere lower. Surely "
+    "within 1 % everywhere it does not rise.",
 )  # fmt: skip
 def alibi_rises(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
@@ -69,7 +69,7 @@ def alibi_rises(evidence: Evidence) -> Outcome:
 @claim(
     "alibi-covered", 11,
     "The training length covers most of ALiBi's receptive field.",
-    f"More than {MOSTLY:.0%} of its gradient lies within the most recent L_tr tokens.",
+    f"More than {MOSTLY:.0%} of its gradient lies within the most recent L_tr tokens, with each seed.",
 )  # fmt: skip
 def alibi_covered(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
