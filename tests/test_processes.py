@@ -9,6 +9,7 @@ import torch
 import torch.multiprocessing
 import training
 from safetensors.torch import load_file, save_file
+from torch.nn.parallel import DistributedDataParallel
 
 from fieldlens import processes
 from fieldlens.corpus import open_corpus
@@ -18,9 +19,21 @@ from fieldlens.tokens import tokenize
 from fieldlens.trainer import Trainer
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def enter(rank: int, size: int, port: int) -> None:
+    """Make this process one of several, as torchrun would."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
 def gradients(rank: int, size: int, corpus: Path, port: int) -> None:
     """One step's gradient, written by the leading process."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    enter(rank, size, port)
     os.environ["FIELDLENS_CACHE"] = str(corpus.parent / "cache")
     chosen = recipe("smoke", corpus=str(corpus), scheme="kerple", accumulation=2)
     world = processes.join()
@@ -36,11 +49,27 @@ def gradients(rank: int, size: int, corpus: Path, port: int) -> None:
 def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
     corpus = training.write_corpus(tmp_path / "corpus")
     for size in (1, 2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        torch.multiprocessing.spawn(gradients, (size, corpus, port), size)  # type: ignore[no-untyped-call]
+        torch.multiprocessing.spawn(gradients, (size, corpus, free_port()), size)  # type: ignore[no-untyped-call]
     one, two = (load_file(tmp_path / f"gradients-{size}.safetensors") for size in (1, 2))
     assert float(one.pop("loss")) == pytest.approx(float(two.pop("loss")), rel=1e-6)
     difference = sum(float(((one[name] - two[name]) ** 2).sum()) for name in one) ** 0.5
     assert difference <= 1e-5 * sum(float((value**2).sum()) for value in one.values()) ** 0.5
+
+
+def agree_and_end(rank: int, size: int, port: int) -> None:
+    """End right after a vote, all other threads of this process being so slow that they come last."""
+    enter(rank, size, port)
+    world = processes.join()
+    DistributedDataParallel(torch.nn.Linear(1, 1))  # keeps the group, and so its threads, beyond leave
+    processor = sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]
+    for thread in map(int, os.listdir("/proc/self/task")):
+        os.sched_setaffinity(thread, {processor})
+        if thread != os.getpid():
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    assert world.mean(rank) == 0.5
+    processes.leave()
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="threads cannot be slowed here")
+def test_processes_end_quietly_after_a_vote() -> None:
+    torch.multiprocessing.spawn(agree_and_end, (2, free_port()), 2)  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """One process or several: what torchrun says of this one, and the few things that all must agree on."""
 
 import os
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -38,17 +39,25 @@ class World:
         """The largest of all processes' flags: a signal that reached one reaches all."""
         if self.size == 1:
             return flag
-        largest = torch.tensor(flag)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return int(largest)
+        return int(_reduced(torch.tensor(flag), dist.ReduceOp.MAX))
 
     def mean(self, value: float) -> float:
         """The mean of all processes' values."""
         if self.size == 1:
             return value
-        total = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total)
-        return float(total) / self.size
+        return float(_reduced(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.SUM)) / self.size
+
+
+def _reduced(value: torch.Tensor, by: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    """One value made of all processes' values.
+
+    gloo's thread must let go of the tensor before Python does: otherwise the thread asks Python to free it, and a
+    process that is just ending is aborted for that.
+    """
+    dist.all_reduce(value, by)
+    while value._use_count() > 1:  # type: ignore[attr-defined]
+        time.sleep(0)
+    return value
 
 
 def join() -> World:
