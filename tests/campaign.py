@@ -38,8 +38,7 @@ def kills(corpus: Path, folder: Path, whole: Path, count: int, processes: int) -
         for _ in range(1 + number % 2):
             process = training.start(corpus, out, *(["--resume"] if out.exists() else []), processes=processes)
             time.sleep(chance.uniform(0.5, 9.0 if processes == 1 else 14.0))
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            training.kill(process)
         wrong += not same_end(corpus, out, whole, processes)
     return wrong
 

@@ -1,6 +1,7 @@
 """Checkpoints: whole or absent, and never believed without proof."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,25 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     found = newest_step(tmp_path)
     assert found is not None
     assert found[0] == 100
+
+
+def test_what_is_saved_before_damaged_ones_stays(tmp_path: Path) -> None:
+    for step in (8, 10):
+        (tmp_path / f"step-{step:09d}").mkdir()
+    save_step(tmp_path, 4, FILES, {})
+    assert [path.name for path in steps_of(tmp_path)] == ["step-000000004"]
+
+
+def test_a_copy_under_another_name_is_left_alone(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save_step(tmp_path, step, FILES, {})
+        if step == 1:
+            shutil.copytree(tmp_path / "step-000000001", tmp_path / "step-000000001-copy")
+    shutil.copytree(tmp_path / "step-000000003", tmp_path / "step-000000003-copy")
+    assert (tmp_path / "step-000000001-copy").is_dir()
+    found = newest_step(tmp_path)
+    assert found is not None
+    assert found[0] == 3
 
 
 def test_bit_flips_are_found(tmp_path: Path) -> None:

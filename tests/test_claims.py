@@ -182,7 +182,10 @@ def test_one_no_outweighs_and_a_doubt_stays() -> None:
     assert settled([True, True]) is True
 
 
-@pytest.mark.parametrize(("cost", "verdict"), [(0.02, "holds"), (0.002, "does not hold"), (0.2, "does not hold")])
+@pytest.mark.parametrize(
+    ("cost", "verdict"),
+    [(0.02, "holds"), (0.004, "holds"), (0.0, "does not hold"), (0.2, "does not hold"), (-0.02, "does not hold")],
+)
 def test_a_cache_must_cost_sandwich_a_little(study: Study, cost: float, verdict: str) -> None:
     def law(job: Job, length: int, asked: dict[str, Any]) -> float:
         return 3.0 + cost * (asked.get("window") is not None and job.recipe.scheme == "sandwich")
@@ -241,7 +244,7 @@ def test_one_seed_does_not_tell_models_apart(study: Study, name: str) -> None:
     for law in (as_printed, contrary):
         found = judge_one(registry()[name], Evidence(Told(study, law, there=first_wave)))
         assert found.verdict == "undecided"
-        assert "two or more seeds that agree" in found.needs[0]
+        assert "alike with each of two or more seeds" in found.needs[0]
 
 
 @pytest.mark.parametrize("name", BETWEEN)
@@ -251,6 +254,65 @@ def test_seeds_that_disagree_decide_nothing(study: Study, name: str) -> None:
 
     found = judge_one(registry()[name], Evidence(Told(study, law, there=with_a_second_seed)))
     assert found.verdict == "undecided"
+
+
+ALONE = {
+    "alibi-rises": "alibi",
+    "sandwich-improves": "sandwich",
+    "falls-then-rises": "sandwich",
+    "sliding-cache": "sandwich",
+    "leave-the-field": "rotary",
+    "large-slopes": "alibi:same",
+    "early-tokens": "alibi",
+}
+"""Claims about one model at a time, and one that they ask about."""
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_seed_that_goes_its_own_way_leaves_a_claim_about_one_model_open(study: Study, name: str) -> None:
+    """One seed much as the paper says, two a little otherwise: pooled it would look as the paper says."""
+
+    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+        told = as_printed(job, length, asked)
+        if job.recipe.seed == 1235 or not job.recipe.scheme.startswith(ALONE[name]):
+            return told
+        base = as_printed(job, 128, {**asked, "window": None})
+        return base - 0.1 * (told - base)
+
+    shelf = Told(study, law, fields_as_printed, lambda job: job.recipe.corpus == "latex" and job.recipe.seed < 1238)
+    assert judge_one(registry()[name], Evidence(shelf)).verdict == "undecided"
+
+
+@pytest.mark.parametrize("name", ["sinusoidal-jumps", "rotary-rings", "windows-covered"])
+def test_seeds_whose_fields_disagree_decide_nothing(study: Study, name: str) -> None:
+    def spread(job: Job, length: int) -> np.ndarray:
+        return fields_as_printed(job, length) if job.recipe.seed == 1235 else np.ones(length)
+
+    shelf = Told(study, as_printed, spread, with_a_second_seed)
+    assert judge_one(registry()[name], Evidence(shelf)).verdict == "undecided"
+
+
+@pytest.mark.parametrize(("name", "drift"), [("alibi-rises", 0.0003), ("sandwich-improves", -0.0003)])
+def test_a_trifle_is_no_move_however_certain(study: Study, name: str, drift: float) -> None:
+    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+        return 3.0 + drift * (length > job.recipe.length)
+
+    found = judge_one(registry()[name], Evidence(Told(study, law, there=first_wave, noise=1e-5)))
+    assert found.verdict == "does not hold"
+
+
+def test_an_explosion_that_documents_disagree_on_decides_nothing(study: Study) -> None:
+    shelf = Told(study, as_printed, fields_as_printed, first_wave)
+    assert judge_one(registry()["large-slopes"], Evidence(shelf)).verdict == "holds"
+    for job in shelf.jobs(["alibi:same=6", "alibi:same=8"], ["arxiv"]):
+        found = shelf.result(job)
+        if found is not None:
+            for length in (n for n in found.evaluations[0].losses if n > 128):
+                losses = found.evaluations[0].losses[length]
+                losses -= 2.5
+                losses[::2] += 0.9
+                losses[1::2] += 0.05
+    assert judge_one(registry()["large-slopes"], Evidence(shelf)).verdict == "undecided"
 
 
 def test_a_corpus_that_was_run_and_decides_nothing_leaves_a_claim_open(worlds: dict[str, Shelf]) -> None:
@@ -309,7 +371,7 @@ def test_sinusoidal_must_jump_where_training_ended_and_nowhere_as_much(
 def test_dimensions_that_do_not_differ_decide_nothing(study: Study) -> None:
     found = judge_one(registry()["dims-128"], Evidence(Told(study, there=first_wave)))
     assert found.verdict == "undecided"
-    assert "two or more seeds that agree" in found.needs[0]
+    assert "alike with each of two or more seeds" in found.needs[0]
 
 
 def test_seeds_are_pooled_by_target(study: Study) -> None:

@@ -90,6 +90,8 @@ def test_fit_prints_our_constants_beside_the_papers(capsys: pytest.CaptureFixtur
         (["schemes", "--head", "13", "--plot", "x.png"], "--head is 13, but there are 12 heads"),
         (["schemes", "--length", "1", "--plot", "x.png"], "--length is 1"),
         (["schemes", "--heads", "0"], "heads is 0"),
+        (["schemes", "--heads", "99999999999"], "from 1 to 65536 is possible"),
+        (["schemes", "--device", "meta"], "device 'meta' cannot be used"),
         (["schemes", "--threads", "0"], "threads is 0"),
         (["schemes", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["schemes", "--dtype", "int4"], "int4"),

@@ -106,7 +106,7 @@ def test_documents_are_split_by_their_hash_in_their_order(tmp_path: Path) -> Non
     assert {name: list(turned.documents(name))[::-1] for name in SPLITS} == split
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=3, max_size=50))
+@given(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=3, max_size=50, unique=True))
 @settings(max_examples=30, deadline=None)
 def test_every_document_has_exactly_one_home(texts: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -122,6 +122,41 @@ def test_every_document_has_exactly_one_home(texts: list[str]) -> None:
 def test_max_bytes_ends_with_the_document_that_reaches_it(limit: int, count: int, tmp_path: Path) -> None:
     found = open_corpus(str(lay(tmp_path, train__jsonl=jsonl(["éé", "abcd", "x"]))))
     assert len(list(found.documents("train", limit))) == count
+
+
+@given(copies=st.lists(st.integers(1, 40), min_size=3, max_size=30))
+@settings(max_examples=40, deadline=None)
+def test_copies_of_a_text_share_its_split(copies: list[int]) -> None:
+    texts = [f"text {number}" for number, count in enumerate(copies) for _ in range(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        found = open_corpus(str(lay(Path(folder), all__jsonl=jsonl(texts))))
+        homes = [set(found.documents(split)) for split in SPLITS]
+        assert everything(found) == sorted(texts)
+    assert all(homes)
+    assert sum(map(len, homes)) == len(copies)
+
+
+def test_copies_alone_cannot_be_split(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="has 2 documents \\(copies count once\\), and splitting needs at least 3"):
+        open_corpus(str(lay(tmp_path, all__jsonl=jsonl(["a", "b"] * 20)))).check()
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    lay(tmp_path / "elsewhere", a__txt="1")
+    for number in "234":
+        lay(tmp_path / "corpus" / "real", **{f"b{number}__txt": number})
+    (tmp_path / "corpus" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "real" / "again").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "real" / "loop").symlink_to(tmp_path / "corpus")
+    assert everything(open_corpus(str(tmp_path / "corpus"))) == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("name", ["train__json", "train__json__gz", "train__json__zst"])
+def test_json_that_may_be_lines_or_a_text_is_refused(name: str, tmp_path: Path) -> None:
+    lay(tmp_path, **{name: jsonl(TEXTS), "validation__txt": "a", "test__txt": "b"})
+    for path in (tmp_path, tmp_path / name.replace("__", ".")):
+        with pytest.raises(BadInput, match=r"may be lines of JSON or a plain text: name it \.jsonl or \.txt"):
+            open_corpus(str(path))
 
 
 def test_empty_documents_are_left_out(tmp_path: Path) -> None:

@@ -333,6 +333,16 @@ def test_logits_of_theirs_that_are_no_numbers_end_it(heat: float) -> None:
         generate(model, text(9), 5, mode="full", sampling=Sampling(heat))
 
 
+@pytest.mark.parametrize("mode", ["full", "re-encode"])
+@pytest.mark.parametrize("heat", [0.0, 100.0])
+def test_ids_that_no_tokenizer_knows_are_never_written(mode: str, heat: float) -> None:
+    for model in (decoder("none"), build("llama")):
+        made = generate(
+            model, [1, 2, 3], 40, mode=mode, window=None if mode == "full" else 9, sampling=Sampling(heat, known=5)
+        )
+        assert set(made.ids[0]) <= set(range(5))
+
+
 @pytest.mark.usefixtures("float64")
 def test_long_prompts_of_theirs_are_read_in_chunks() -> None:
     model, prompt = build("llama", max_position_embeddings=2048).double(), text(1100)

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import fieldlens
 from fieldlens.errors import BadInput
-from fieldlens.huggingface import FieldlensForCausalLM
+from fieldlens.huggingface import FieldlensForCausalLM, folder_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags.*")
 
@@ -130,6 +130,30 @@ def test_position_ids_are_honoured() -> None:
     cache = wrapped(ids, use_cache=True).past_key_values
     with pytest.raises(BadInput, match="position_ids disagree"):
         wrapped(ids[:, :1], position_ids=torch.tensor([[3]]), past_key_values=cache)
+
+
+@pytest.mark.parametrize("at", [[0, 1, 2, 0, 1, 2], [0, 1, 1, 2, 3, 4]])
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_several_texts_in_one_row_are_refused(at: list[int], with_cache: bool) -> None:
+    ids = torch.randint(60, (1, 6))
+    with pytest.raises(BadInput, match="position_ids fall or repeat in a row"):
+        FieldlensForCausalLM.of(decoder("alibi"))(ids, position_ids=torch.tensor([at]), use_cache=with_cache)
+
+
+def test_a_mask_says_only_what_is_padding() -> None:
+    wrapped, ids = FieldlensForCausalLM.of(decoder("sinusoidal")), torch.randint(60, (1, 6))
+    plain, numbered = torch.tensor([[0, 0, 1, 1, 1, 1]]), torch.tensor([[0, 0, 3, 3, 2, 2]])
+    seen = [wrapped(ids, attention_mask=mask).logits[:, 2:] for mask in (plain, numbered)]
+    assert torch.equal(*seen)
+
+
+def test_only_a_tokenizers_files_join_a_model_folder(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "special_tokens_map.json", "merges.txt", "adapter_config.json", "config.json"):
+        (tmp_path / name).write_text("{}")
+    found = folder_files(decoder("none"), tmp_path)
+    assert sorted(found) == [
+        "config.json", "merges.txt", "model.safetensors", "special_tokens_map.json", "tokenizer.json"
+    ]  # fmt: skip
 
 
 def test_a_mask_of_another_shape_is_refused() -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import shutil
+import sys
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -232,6 +233,7 @@ def test_cells_say_what_there_is() -> None:
     assert both(None, Score({})) == "– · –"
     assert str(Score({}, diverged=2)) == "diverged"
     assert str(Score({1: 5.0, 2: 6.0}, mark="†")) == "5.50 ± 0.71†"
+    assert str(Score({1: 5.0}, diverged=2)) == "5.00 (2 diverged)"
     assert str(Score({1: 178.4})) == "178"
 
 
@@ -384,6 +386,38 @@ def test_a_changed_result_makes_the_drawing_stale_until_it_is_drawn_again(rotary
     assert told(*rotary) == ("stale", "drawn from other results than are there now")
     redraw(find("rotary_512"), Shelf(study, folder), out)
     assert told(*rotary)[0] == "fresh"
+
+
+def test_what_is_no_longer_drawn_is_removed(rotary: tuple[Study, Path, Path]) -> None:
+    study, folder, out = rotary
+    about = json.loads((out / "rotary_512.json").read_text())
+    for name in ("rotary_512-prose.png", "mine.txt"):
+        (out / name).write_text("old")
+    (out / "rotary_512.json").write_text(json.dumps(about | {"files": [*about["files"], "rotary_512-prose.png"]}))
+    redraw(find("rotary_512"), Shelf(study, folder), out)
+    assert not (out / "rotary_512-prose.png").exists()
+    assert (out / "mine.txt").exists()
+    assert told(*rotary)[0] == "fresh"
+
+
+def test_runs_that_failed_are_said_after_the_drawing(
+    rotary: tuple[Study, Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, folder, out = rotary
+    monkeypatch.setattr(sys.modules["fieldlens.cli.paper"], "conduct", lambda *_: None)
+    jobs = find("rotary_512").jobs(Shelf(study, folder))
+    shutil.rmtree(folder / jobs[0].name)
+    (folder / jobs[0].name).mkdir()
+    (folder / jobs[0].name / "failed.json").write_text(json.dumps({"addresses": jobs[0].addresses}))
+    words = ["paper", "rotary_512", "--run", "--results", str(folder), "--out", str(out)]
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--runs", str(folder.parent / "runs")])
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert "drawn: " in said.out
+    assert f"1 of {len(jobs)} runs failed" in said.err
+    main([*words, "--runs", str(folder.parent / "runs"), "--retry"])
+    assert not (folder / jobs[0].name / "failed.json").exists()
 
 
 def test_a_stale_result_is_not_drawn(rotary: tuple[Study, Path, Path], tmp_path: Path) -> None:

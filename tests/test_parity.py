@@ -118,6 +118,22 @@ def test_the_claim_needs_something_learnt(study: Study, tmp_path: Path, near: fl
     assert len(found.evidence) == len(SCHEMES)
 
 
+@pytest.mark.parametrize(
+    ("models", "verdict"),
+    [
+        ([(1.0, 0.78), (1.0, 0.5), (0.75, 0.5)], "does not hold"),
+        ([(1.0, 0.5), (1.0, 0.5), (0.6, 0.5)], "holds"),
+        ([(0.8, 0.5), (0.6, 0.5), (0.6, 0.9)], "undecided"),
+    ],
+)
+def test_each_model_that_learnt_counts(
+    study: Study, tmp_path: Path, models: list[tuple[float, float]], verdict: str
+) -> None:
+    for seeds in (3, 2, 1):  # the last of them first, then the others over them
+        written(tmp_path, *models[seeds - 1], seeds)
+    assert judge_one(registry()["parity-fails"], Evidence(Shelf(study, tmp_path))).verdict == verdict
+
+
 def test_without_results_the_claim_is_undecided(study: Study) -> None:
     found = judge_one(registry()["parity-fails"], Evidence(Told(study, there=lambda job: False)))
     assert (found.verdict, found.evidence) == ("undecided", ())

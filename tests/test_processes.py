@@ -2,6 +2,8 @@
 
 import os
 import socket
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fieldlens import processes
 from fieldlens.corpus import open_corpus
+from fieldlens.errors import BadInput
 from fieldlens.machine import Machine
 from fieldlens.recipe import recipe
 from fieldlens.tokens import tokenize
@@ -57,9 +60,13 @@ def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
 
 
 def agree_and_end(rank: int, size: int, port: int) -> None:
-    """End right after a vote, all other threads of this process being so slow that they come last."""
+    """Wait long, then end right after a vote, all other threads of this process being so slow that they come last."""
     enter(rank, size, port)
+    processes.TIMEOUT = timedelta(seconds=2)
     world = processes.join()
+    if world.leads:
+        time.sleep(3)
+    world.wait()
     DistributedDataParallel(torch.nn.Linear(1, 1))  # keeps the group, and so its threads, beyond leave
     processor = sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]
     for thread in map(int, os.listdir("/proc/self/task")):
@@ -71,5 +78,12 @@ def agree_and_end(rank: int, size: int, port: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="threads cannot be slowed here")
-def test_processes_end_quietly_after_a_vote() -> None:
+def test_processes_wait_patiently_and_end_quietly() -> None:
     torch.multiprocessing.spawn(agree_and_end, (2, free_port()), 2)  # type: ignore[no-untyped-call]
+
+
+def test_half_of_what_torchrun_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(BadInput, match="WORLD_SIZE is set and RANK is not"):
+        processes.join()

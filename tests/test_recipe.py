@@ -30,6 +30,12 @@ def test_changes_replace_fields_and_none_does_not() -> None:
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"clip": 0.0}, "clip is 0"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**63}, "less than 2\\^63 is needed"),
+        ({"beta1": 1.5}, "beta1 is 1.5: from 0 to less than 1"),
+        ({"beta2": 1.0}, "beta2 is 1.0"),
+        ({"beta1": float("nan")}, "beta1 is nan"),
+        ({"weight_decay": float("inf")}, "weight_decay is inf: a finite number"),
+        ({"final_learning_rate": float("inf")}, "final_learning_rate is inf"),
         ({"batch": 8, "accumulation": 3}, "batch 8 is not a multiple of accumulation 3"),
     ],
 )

@@ -43,6 +43,12 @@ def test_draws_are_those_of_the_seed() -> None:
     assert drawn[0] != drawn[2]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 100.0])
+def test_ids_that_no_tokenizer_knows_are_never_chosen(temperature: float) -> None:
+    sampler, logits_BV = Sampler(Sampling(temperature, known=3), CPU), torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]])
+    assert {int(sampler.choose(logits_BV)) for _ in range(50)} <= {0, 1, 2}
+
+
 def test_draws_leave_the_global_state_alone() -> None:
     state = torch.get_rng_state()
     Sampler(Sampling(1.0), CPU).choose(torch.randn(1, 9, generator=torch.Generator().manual_seed(0)))

@@ -59,6 +59,12 @@ def test_any_bytes_at_all_make_what_decoding_them_at_once_makes(bytes_: list[int
     assert "".join(streamed(BYTES, bytes_)) == BYTES.decode(bytes_, skip_special_tokens=False)
 
 
+@settings(max_examples=60, deadline=None)
+@given(text=st.text("ab€😀" + UNKNOWN, max_size=60))
+def test_the_sign_of_an_unknown_character_may_be_meant(text: str) -> None:
+    assert "".join(streamed(BYTES, BYTES.encode(text).ids)) == text
+
+
 def test_a_space_before_the_first_new_word_stays() -> None:
     tokenizer = with_fallback()
     assert streamed(tokenizer, [0, 1], before=1) == [" Fluss", ""]

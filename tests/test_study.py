@@ -15,11 +15,11 @@ from fieldlens.cli import main
 from fieldlens.errors import BadInput
 from fieldlens.machine import Machine
 from fieldlens.run import Occupied, locked
-from fieldlens.study.conduct import Controller, Interrupted, write_study
+from fieldlens.study.conduct import Controller, Interrupted, _Attempt, write_study
 from fieldlens.study.executors import Local, Order
 from fieldlens.study.forecast import STAGES, Forecast, forecast, operations
 from fieldlens.study.harvest import comparisons, read_results
-from fieldlens.study.job import Progress, perform
+from fieldlens.study.job import PREPARING, Progress, perform
 from fieldlens.study.page import page, prediction, summary
 from fieldlens.study.plan import read_study
 from fieldlens.study.state import Places, progress_of, state_of, survey
@@ -43,7 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_stage_is_timed_by_the_clock_and_by_its_own_work(whole: Path) -> None:
     for file in (whole.parent / "results").glob("*/timings.json"):
         spent = json.loads(file.read_text())
-        assert spent.keys() == {stage + of for stage in STAGES for of in ("", "_cpu")}
+        assert spent.keys() == {stage + of for stage in (PREPARING, *STAGES) for of in ("", "_cpu")}
         assert 0 < spent["train_cpu"] < spent["train"] + 1  # one thread
 
 
@@ -329,6 +329,18 @@ def test_a_second_signal_ends_workers_that_are_still_saving(whole: Path, tmp_pat
         controller.run()
     assert stopped.value.exit_code == 130
     assert worker.asked == [False, True]
+
+
+def test_making_tokens_may_take_as_long_as_it_likes(whole: Path, tmp_path: Path) -> None:
+    found, places = studying.opened(whole, str(tmp_path / "out"), str(tmp_path / "runs"))
+    (job, *_), attempt = found.jobs, _Attempt(Deaf())
+    controller = Controller(found, places, Deaf, CPU, time_limit=0)
+    places.progress(job).parent.mkdir(parents=True)
+    for stage, ended in (("prepare", False), ("train", True)):
+        places.progress(job).write_text(json.dumps({"stage": stage}))
+        for _ in range(3):
+            controller._hurry(job, attempt, queues=False)
+        assert attempt.stopped is ended
 
 
 def test_time_left_is_shared_among_workers(whole: Path) -> None:

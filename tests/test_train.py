@@ -3,9 +3,11 @@
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ import fieldlens.huggingface  # noqa: F401
 from fieldlens import cli
 from fieldlens.checkpoint import FAILPOINT, newest_step, read_folder, steps_of
 from fieldlens.corpus import open_corpus
-from fieldlens.errors import BadInput
+from fieldlens.errors import BadInput, NoMemory
 from fieldlens.machine import Machine
 from fieldlens.order import batch_at
 from fieldlens.processes import World
@@ -139,8 +141,7 @@ def test_a_killed_run_resumes_to_the_bit(corpus: Path, whole: Path, moment: floa
     while not (out / "metrics.jsonl").exists() or len(training.logged(out)) < 12 * moment - 1:
         assert process.poll() is None
         time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    training.kill(process)
     assert training.train(corpus, out, "--resume").returncode == 0
     assert training.ending(out) == training.ending(whole)
     assert [row["step"] for row in training.logged(out)] == list(range(1, 13))
@@ -194,8 +195,7 @@ def test_two_processes_train_and_resume(corpus: Path, tmp_path: Path) -> None:
     while not (second / "metrics.jsonl").exists() or len(training.logged(second)) < 7:
         assert process.poll() is None
         time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    training.kill(process)
     assert training.train(corpus, second, "--resume", processes=2).returncode == 0
     assert training.ending(second) == training.ending(first)
     assert [row["step"] for row in training.logged(second)] == list(range(1, 13))
@@ -236,6 +236,91 @@ def test_numbers_that_break_end_the_run(corpus: Path, monkeypatch: pytest.Monkey
     weights = torch.frombuffer(bytearray(found[1]["weights.safetensors"][-4096:]), dtype=torch.float32)
     assert bool(torch.isfinite(weights).all())
     assert train(small(corpus), tmp_path, resume=True, machine=CPU)["state"] == "diverged"
+
+
+def test_an_update_that_breaks_the_weights_ends_the_run(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    recipe = small(corpus, steps=1, learning_rate=1e38, warmup=0, weight_decay=1e38)
+    with pytest.raises(Diverged, match="diverged"):
+        train(recipe, tmp_path, machine=CPU)
+    run = Run(tmp_path)
+    assert run.read(run.status)["state"] == "diverged"
+    assert "NaN" not in run.status.read_text()
+    assert not steps_of(run.checkpoints)
+    assert not run.model.exists()
+
+
+def test_weights_that_predict_nothing_have_diverged(corpus: Path, tokens: TokenizedCorpus) -> None:
+    one = trainer(small(corpus), tokens)
+    with torch.no_grad():
+        one.decoder.head.weight.mul_(1e6)
+    with pytest.raises(Diverged, match="validation loss"):
+        one.validate()
+
+
+def test_a_damaged_model_folder_is_written_again(
+    corpus: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    run, before = Run(tmp_path / "run"), training.ending(whole)
+    (run.model / "model.safetensors").write_bytes(b"other")
+    run.metrics.unlink()
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    status = train(small(corpus, scheme="kerple", steps=12), run.folder, resume=True, machine=CPU)
+    assert training.ending(run.folder) == before
+    wanted = json.loads((whole / "status.json").read_text())
+    assert status["validation_perplexity"] == pytest.approx(wanted["validation_perplexity"])
+
+
+def test_another_precision_is_refused(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    train(small(corpus, steps=2), tmp_path, machine=Machine("cpu", "float64", 1))
+    Run(tmp_path).write_status("stopped", step=2)
+    with pytest.raises(BadInput, match="was begun in float64 and would go on in float32: give --dtype float64"):
+        train(small(corpus, steps=2), tmp_path, resume=True, machine=CPU)
+    assert train(small(corpus, steps=2), tmp_path, resume=True, machine=Machine("cpu", "float64", 1))["step"] == 2
+
+
+def test_too_little_memory_is_said_in_one_line(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+
+    def allocate(self: Objective, ids: torch.Tensor) -> torch.Tensor:
+        return torch.empty(2**60)
+
+    monkeypatch.setattr(Objective, "forward", allocate)
+    with pytest.raises(NoMemory, match="not enough memory for step 1, with 8 sequences at once"):
+        train(small(corpus), tmp_path, machine=CPU)
+    assert Run(tmp_path).read(Run(tmp_path).status)["state"] == "stopped"
+
+
+def test_any_thread_may_train(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(train, small(corpus, steps=1), tmp_path, machine=CPU)
+    assert done.result()["state"] == "finished"
+
+
+def test_damaged_metrics_count_up_to_the_damage(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.metrics.write_bytes(b'{"step": 1}\n{"step": 2}\n\0\0\0\n{"step": 4}\n{"st')
+    assert [row["step"] for row in run.history()] == [1, 2]
+    run.rewind(1)
+    assert run.metrics.read_bytes() == b'{"step": 1}\n'
+
+
+def test_a_folder_of_something_else_is_refused(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(BadInput, match="is not what a run writes: give another --out"):
+        train(small(corpus), tmp_path, resume=True, machine=CPU)
+
+
+def test_a_name_that_is_not_utf8_is_written_down(tmp_path: Path) -> None:
+    run, name = Run(tmp_path), os.fsdecode(b"caf\xe9")
+    run.write_config({"corpus": name})
+    assert run.read(run.config) == {"corpus": name}
 
 
 def test_a_finished_run_is_left_alone(corpus: Path, whole: Path) -> None:

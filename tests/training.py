@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,15 @@ def start(corpus: Path, out: Path, *more: str, processes: int = 1, **settings: s
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a run that was started, and wait for its end; torchrun's workers are in sessions of their own."""
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    for leader in (process.pid, *map(int, found.stdout.split())):
+        with suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
+    process.wait()
 
 
 def ending(out: Path) -> dict[str, str]:

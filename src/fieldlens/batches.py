@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fieldlens.effort import SHARE, forward, free_memory, out_of_memory
+from fieldlens.effort import SHARE, forward, free_memory
 from fieldlens.errors import BadInput, FieldlensError, NoMemory, Undefined
 from fieldlens.evaluation import Plan
+from fieldlens.machine import out_of_memory
 from fieldlens.protocols import Window
 from fieldlens.results import read_arrays, write_arrays
 from fieldlens.subject import Subject

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ MANIFEST = "manifest.json"
 FAILPOINT = "FIELDLENS_FAILPOINT"
 """Environment variable for tests: `7:kill`, `7:ENOSPC` or `7:EIO` strikes at the seventh change to the disk."""
 
+_STEP = re.compile(r"step-\d{9,}")
 _changes = 0
 
 
@@ -125,18 +127,31 @@ def read_folder(path: Path) -> dict[str, bytes]:
     return found
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a folder is what was written."""
+    try:
+        read_folder(path)
+    except Damaged:
+        return False
+    return True
+
+
 def steps_of(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+    """The checkpoints in a folder, oldest first; a copy under another name is not ours."""
+    return sorted(path for path in folder.glob("step-*") if path.is_dir() and _STEP.fullmatch(path.name))
 
 
 def save_step(folder: Path, step: int, files: Mapping[str, bytes], about: Mapping[str, Any], keep: int = 2) -> Path:
-    """Write the checkpoint of a step, then remove all but the newest few."""
+    """Write the checkpoint of a step, then remove all but the newest few before it.
+
+    Any that are later go too: training can have begun before them only because they are damaged.
+    """
     path = folder / f"step-{step:09d}"
     write_folder(path, files, {**about, "step": step})
-    for old in steps_of(folder)[:-keep]:
+    found = steps_of(folder)
+    for other in [old for old in found if old <= path][:-keep] + [late for late in found if late > path]:
         _touch()
-        shutil.rmtree(old)
+        shutil.rmtree(other)
     return path
 
 

@@ -102,19 +102,21 @@ class Corpus:
         return _Census(found, np.array(lengths, np.uint64))
 
     def _homes(self, ranks: np.ndarray) -> np.ndarray:
-        """The last 5 % by hash are test, the 5 % before validation, at least one each."""
-        count = len(ranks)
-        if count < 3:
-            documents = "1 document" if count == 1 else f"{count} documents"
+        """The last 5 % by hash are test, the 5 % before validation, at least one each; equal texts stay together."""
+        texts, text_of, copies = np.unique(ranks, return_inverse=True, return_counts=True)
+        if len(texts) < 3:
+            documents = "1 document" if len(texts) == 1 else f"{len(texts)} documents"
+            copies_too = " (copies count once)" if len(texts) < len(ranks) else ""
             raise BadInput(
-                f"corpus '{self.name}' has {documents}, and splitting needs at least 3: "
+                f"corpus '{self.name}' has {documents}{copies_too}, and splitting needs at least 3: "
                 "give a folder with train, validation and test files, such as train.txt"
             )
-        held = max(1, count // 20)
-        order = np.argsort(ranks, kind="stable")
-        homes = np.zeros(count, np.uint8)
-        homes[order[-2 * held : -held]], homes[order[-held:]] = 1, 2
-        return homes
+        held, homes, last = max(1, len(ranks) // 20), np.zeros(len(texts), np.uint8), len(texts)
+        for home in (2, 1):
+            enough = int(np.searchsorted(copies[:last][::-1].cumsum(), held)) + 1
+            first = max(home, last - enough)  # the splits that follow need a text each
+            homes[first:last], last = home, first
+        return homes[text_of]
 
     def _walk(self, split: str | None = None) -> Iterator[tuple[Part, str]]:
         """Every document; with a split, only of the parts that can hold it."""
@@ -157,6 +159,9 @@ def open_corpus(text: str) -> Corpus:
     if odd := next((file for _, file in files if not file.is_file()), None):
         raise BadInput(f"{odd} is neither a file nor a folder")
     roles = roles_of([file for file, _ in files]) if path.is_dir() else None
+    named = [Path(file) for file in roles or ([] if path.is_dir() else [path.name])]
+    if odd := next((file for file in named if ".json" in file.suffixes[-2:]), None):
+        raise BadInput(f"{odd} may be lines of JSON or a plain text: name it .jsonl or .txt")
     if any(file.suffix.lower() == ".parquet" for _, file in files):
         return Corpus(name, *parquet(text, files, roles))
     if roles:

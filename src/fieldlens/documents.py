@@ -39,14 +39,16 @@ class Part(Protocol):
 
 
 def files_of(root: Path, skip: Collection[str] = ()) -> list[tuple[str, Path]]:
-    """The files of a folder by relative path, sorted; hidden ones are not seen."""
+    """The files of a folder by relative path, sorted; hidden ones are not seen, folders that are linked twice once."""
 
     def refuse(error: OSError) -> None:
         raise error
 
-    found = []
-    for folder, folders, names in os.walk(root, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in skip]
+    found, seen = [], {root.resolve()}
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        wanted = [name for name in sorted(folders) if not name.startswith(".") and name not in skip]
+        folders[:] = [name for name in wanted if Path(folder, name).resolve() not in seen]
+        seen |= {Path(folder, name).resolve() for name in folders}
         found += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted((path.relative_to(root).as_posix(), path) for path in found)
 
@@ -126,7 +128,9 @@ class File:
         if suffix == ".zst":
             import zstandard
 
-            return self._decompressed(zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError)
+            return self._decompressed(
+                zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj, zstandard.ZstdError
+            )
         return self._raw()
 
     def _raw(self) -> Iterator[bytes]:

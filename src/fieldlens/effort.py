@@ -55,15 +55,6 @@ def peak_memory() -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether a library says that memory ran out, each in its own way."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("not enough memory", "can't allocate memory", "out of memory")
-    )
-
-
 def spoken(seconds: float) -> str:
     """A duration as a person says it."""
     if seconds < 90:

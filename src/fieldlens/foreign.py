@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fieldlens.effort import out_of_memory
 from fieldlens.errors import BadInput, NoMemory, Undefined
 from fieldlens.layout import narrower
+from fieldlens.machine import out_of_memory
 from fieldlens.reader import CHUNK
 from fieldlens.sampling import Sampling
 from fieldlens.subject import Theirs, band, close
@@ -121,7 +121,7 @@ def _generate(
         }
     return subject.model.generate(
         ids_BT,
-        logits_processor=_refusing(subject.name),
+        logits_processor=_refusing(subject.name, sampling.known),
         attention_mask=mask_BT,
         max_new_tokens=tokens,
         eos_token_id=end,
@@ -133,14 +133,16 @@ def _generate(
     )
 
 
-def _refusing(name: str) -> Any:
-    """Logits that are no numbers end it: transformers would go on with any token."""
+def _refusing(name: str, known: int | None) -> Any:
+    """Logits that are no numbers end it: transformers would go on with any token. Ids that are no text get none."""
     from transformers import LogitsProcessor, LogitsProcessorList
 
     class Refusing(LogitsProcessor):
         def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
             if bool((scores.isnan() | (scores == torch.inf)).any()):
                 raise Undefined(f"the logits of {name} are not finite: no token can be chosen")
+            if known is not None and known < scores.shape[-1]:
+                scores = scores.index_fill(-1, torch.arange(known, scores.shape[-1], device=scores.device), -torch.inf)
             return scores
 
     return LogitsProcessorList([Refusing()])

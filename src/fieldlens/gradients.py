@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fieldlens.batches import Watch
-from fieldlens.effort import SHARE, backward, forward, free_memory, out_of_memory
+from fieldlens.effort import SHARE, backward, forward, free_memory
 from fieldlens.errors import BadInput, NoMemory
 from fieldlens.evaluate import Text
 from fieldlens.influence import Seam, layers_of, seam
+from fieldlens.machine import out_of_memory
 from fieldlens.measurement import Heat, Question
 from fieldlens.protocols import Anchor
 from fieldlens.subject import Subject

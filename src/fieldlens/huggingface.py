@@ -6,6 +6,7 @@ A model folder is config.json + model.safetensors, and tokenizer files if there 
 # No `from __future__ import annotations` here: it would switch off transformers' validation of the configuration.
 
 import os
+import re
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,8 @@ from fieldlens.layout import check_positions, narrower
 
 OURS = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 """Ways of generating that never take a token back, which a sliding cache cannot do."""
+
+_OF_TOKENIZER = re.compile(r".*(token|vocab|merges|template).*\.(json|txt|jinja)")
 
 
 @strict
@@ -258,10 +261,13 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
             wanted = f"(batch, {seen + tokens})"
             raise BadInput(f"attention_mask has the shape {tuple(attention_mask.shape)}, wanted is {wanted}")
         padding = attention_mask == 0
-        everywhere = (attention_mask.long().cumsum(1) - 1).masked_fill(padding, -1)
+        everywhere = ((~padding).long().cumsum(1) - 1).masked_fill(padding, -1)
         if position_ids is not None:
             check_positions("position_ids", position_ids, *x_BTD.shape[:2])
             given = torch.atleast_2d(position_ids).masked_fill(padding[:, -tokens:], -1)
+            before = nn.functional.pad(given.cummax(1).values[:, :-1], (1, 0), value=-1)
+            if not bool(((given > before) | padding[:, -tokens:]).all()):
+                raise BadInput("position_ids fall or repeat in a row: several texts in one row are not told apart")
             if seen and not bool((given == everywhere[:, -tokens:]).all()):
                 raise BadInput("position_ids disagree with the attention_mask; with a cache they must count on from it")
             everywhere = given if not seen else everywhere
@@ -276,7 +282,11 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
 
 def _has_holes(attention_mask: Tensor | None) -> bool:
     """Whether some padding comes after a token."""
-    return attention_mask is not None and attention_mask.ndim == 2 and bool((attention_mask.long().diff() < 0).any())
+    return (
+        attention_mask is not None
+        and attention_mask.ndim == 2
+        and bool(((attention_mask != 0).long().diff() < 0).any())
+    )
 
 
 def folder_files(decoder: Decoder, tokenizer: Path | None = None) -> dict[str, bytes]:
@@ -289,7 +299,7 @@ def folder_files(decoder: Decoder, tokenizer: Path | None = None) -> dict[str, b
         "model.safetensors": safetensors.torch.save(weights, metadata={"format": "pt"}),
     }
     for path in sorted(tokenizer.iterdir()) if tokenizer else []:
-        if path.suffix in (".json", ".txt", ".jinja") and path.name not in ("config.json", "manifest.json"):
+        if _OF_TOKENIZER.fullmatch(path.name):
             files[path.name] = path.read_bytes()
     return files
 

@@ -50,7 +50,7 @@ class Machine:
             return accelerator or torch.device("cpu")
         try:
             device = torch.device(self.device)
-            torch.empty(0, device=device)
+            torch.empty(0, device=device).cpu()  # what has no data, as meta, cannot be brought back
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise BadInput(f"device '{self.device}' cannot be used: {str(error).splitlines()[0]}") from None
         return device
@@ -72,3 +72,14 @@ def bfloat16_runs() -> bool:
     program = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     return child.returncode == 0 and child.stdout.strip() == "64.0"
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a library says that memory ran out, each in its own way."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("not enough memory", "can't allocate memory", "out of memory")
+    )

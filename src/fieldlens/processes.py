@@ -10,6 +10,12 @@ import torch.distributed as dist
 
 from fieldlens.errors import BadInput
 
+TIMEOUT = timedelta(minutes=10)
+"""How long a process waits for another in training: that one hangs."""
+
+PATIENCE = timedelta(days=7)
+"""How long the others wait for the leading process, which may have a large corpus to make tokens of."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -17,6 +23,8 @@ class World:
 
     rank: int = 0
     size: int = 1
+    patient: dist.ProcessGroup | None = None
+    """The same processes, for waits that may be long."""
 
     @property
     def leads(self) -> bool:
@@ -31,9 +39,9 @@ class World:
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def wait(self) -> None:
-        """Go on when all have come this far."""
+        """Go on when all have come this far, however long one of them takes."""
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(self.patient)
 
     def any(self, flag: int) -> int:
         """The largest of all processes' flags: a signal that reached one reaches all."""
@@ -62,13 +70,15 @@ def _reduced(value: torch.Tensor, by: dist.ReduceOp.RedOpType) -> torch.Tensor:
 
 def join() -> World:
     """Join the group that torchrun made, if it did. Flags and losses travel by gloo, gradients on GPUs by nccl."""
-    if "WORLD_SIZE" not in os.environ or int(os.environ["WORLD_SIZE"]) == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         return World()
+    if absent := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise BadInput(f"WORLD_SIZE is set and {absent[0]} is not: start several processes by torchrun, or unset it")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group(backend, timeout=timedelta(minutes=10))
-    return World(dist.get_rank(), dist.get_world_size())
+    dist.init_process_group(backend, timeout=TIMEOUT)
+    return World(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
 
 
 def leave() -> None:

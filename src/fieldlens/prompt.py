@@ -133,8 +133,9 @@ def answer(
             shown.append(new)
             show(new)
 
+    sampling = replace(question.sampling, known=coder.vocabulary)
     made = generate(
-        loaded.subject, [ids], question.tokens, mode=settled.mode, window=settled.window, sampling=question.sampling,
+        loaded.subject, [ids], question.tokens, mode=settled.mode, window=settled.window, sampling=sampling,
         end=end, watch=watch,
     )  # fmt: skip
     put(stream.end())

@@ -99,8 +99,13 @@ class Recipe:
             if not getattr(self, what) > 0 or not math.isfinite(getattr(self, what)):
                 raise BadInput(f"{what} is {getattr(self, what)}: a finite number above 0 is needed")
         for what in ("seed", "warmup", "weight_decay", "final_learning_rate"):
-            if not getattr(self, what) >= 0:
-                raise BadInput(f"{what} is {getattr(self, what)}: at least 0 is needed")
+            if not getattr(self, what) >= 0 or not math.isfinite(getattr(self, what)):
+                raise BadInput(f"{what} is {getattr(self, what)}: a finite number from 0 is needed")
+        if self.seed >= 2**63:
+            raise BadInput(f"seed is {self.seed}: less than 2^63 is needed")
+        for what in ("beta1", "beta2"):
+            if not 0 <= getattr(self, what) < 1:
+                raise BadInput(f"{what} is {getattr(self, what)}: from 0 to less than 1 is needed")
         if self.batch % self.accumulation:
             raise BadInput(f"batch {self.batch} is not a multiple of accumulation {self.accumulation}")
 

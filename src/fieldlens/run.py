@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Run:
         return is_locked(self.folder / "lock")
 
     def write_config(self, config: dict[str, Any]) -> None:
-        replace_file(self.config, (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
+        replace_file(self.config, (json.dumps(config, indent=2) + "\n").encode())
 
     def write_status(self, state: str, **details: Any) -> None:
         """State is running, stopped, finished or diverged."""
@@ -78,9 +79,9 @@ class Run:
         return found
 
     def history(self) -> list[dict[str, Any]]:
-        """The metrics so far; a last line that was cut short is passed over."""
-        lines = self.metrics.read_bytes().split(b"\n") if self.metrics.exists() else []
-        return [json.loads(line) for line in lines[:-1] if line]
+        """The metrics so far, up to a line that was cut short or damaged: it and all after it are no checkpoint's."""
+        lines = self.metrics.read_bytes().split(b"\n")[:-1] if self.metrics.exists() else []
+        return list(takewhile(bool, map(_row, lines)))
 
     def rewind(self, step: int) -> None:
         """Forget what was logged after a step, so that each step stands once when it is done again."""
@@ -97,6 +98,15 @@ class Run:
         if self.metrics.exists():
             with self.metrics.open("rb") as file:
                 os.fsync(file.fileno())
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    """A line of the metrics; {} if it is none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) and "step" in row else {}
 
 
 @contextmanager

@@ -19,6 +19,8 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+    known: int | None = None
+    """How many ids a tokenizer knows, if a model has more: those are no text, and never chosen."""
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not (self.temperature >= 0 and math.isfinite(self.temperature)):
@@ -54,6 +56,7 @@ class Sampler:
         """The next token of each row: (B,)."""
         if not bool(logits_BV.isfinite().all()):
             raise Undefined("the model's logits are not finite: no token can be chosen")
+        logits_BV = logits_BV[:, : self.sampling.known]
         if self.sampling.greedy:
             return logits_BV.argmax(-1)
         chances_BV = candidates(logits_BV, self.sampling).softmax(-1)

@@ -27,9 +27,9 @@ class Stream:
         certain = len(text) - self._open(text)
         new, self.shown = text[self.shown : certain], max(self.shown, certain)
         if len(self.ids) > 2 * LATEST:
+            behind = len(text) - self.shown
             self.ids = self.ids[-LATEST:]
-            text = self._decode()
-            self.shown = len(text) - self._open(text)
+            self.shown = len(self._decode()) - behind
         return new
 
     def end(self) -> str:

@@ -98,7 +98,7 @@ class Ours(Subject):
     def __init__(self, decoder: Decoder, name: str = "") -> None:
         config = decoder.config
         self.decoder, self.module = decoder.eval(), decoder
-        self.name, self.vocabulary = name or config.scheme, config.vocabulary
+        self.name, self.vocabulary = name or config.scheme, decoder.embedding.num_embeddings
         self.device, self.dtype = decoder.embedding.weight.device, decoder.embedding.weight.dtype
         self.layers, self.width, self.heads = config.layers, config.width, config.heads
         self.parameters = _counted(decoder, decoder.embedding)

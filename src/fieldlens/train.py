@@ -3,6 +3,7 @@
 import dataclasses
 import platform
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,10 +15,10 @@ import torch
 
 import fieldlens
 from fieldlens import processes
-from fieldlens.checkpoint import newest_step, save_step, steps_of, write_folder
+from fieldlens.checkpoint import is_whole, newest_step, save_step, steps_of, write_folder
 from fieldlens.corpus import open_corpus
-from fieldlens.errors import BadInput, FieldlensError
-from fieldlens.machine import Machine
+from fieldlens.errors import BadInput, FieldlensError, NoMemory
+from fieldlens.machine import Machine, out_of_memory
 from fieldlens.order import batch_at
 from fieldlens.recipe import Habits, Recipe, address, experiment
 from fieldlens.run import Run
@@ -43,7 +44,8 @@ def listening() -> Iterator[Callable[[], int]]:
         nonlocal heard
         heard = number
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    mine = threading.current_thread() is threading.main_thread()  # no other thread may listen
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT) if mine}
     try:
         yield lambda: heard
     finally:
@@ -75,9 +77,10 @@ def train(
             identity = experiment(recipe, tokens.fingerprint)
             check(run, known, identity, resume)
             status = run.read(run.status)
-            if status.get("state") in ("finished", "diverged"):
-                return status
+            if status.get("state") == "diverged" or (status.get("state") == "finished" and is_whole(run.model)):
+                return status if world.leads else {}
             trainer = Trainer(recipe, tokens, machine, world, habits.checkpointing, habits.compile)
+            check_dtype(run, known, trainer)
             found = newest_step(run.checkpoints)
             if found is not None:
                 trainer.restore(found[1])
@@ -116,11 +119,24 @@ def check(run: Run, known: dict[str, Any], identity: dict[str, Any], resume: boo
     """Refuse to mix experiments in one folder."""
     if known and not resume:
         raise BadInput(f"{run.folder} holds a run already: --resume continues it, another --out starts afresh")
+    if known and "experiment" not in known:
+        raise BadInput(f"{run.config} is not what a run writes: give another --out")
     if known and known["experiment"] != identity:
         was = known["experiment"]
         differing = sorted(key for key in was.keys() | identity.keys() if was.get(key) != identity.get(key))
         changes = ", ".join(f"{key} ({was.get(key)} -> {identity.get(key)})" for key in differing)
         raise BadInput(f"{run.folder} holds another experiment; these differ: {changes}")
+
+
+def check_dtype(run: Run, known: dict[str, Any], trainer: Trainer) -> None:
+    """Refuse to go on in another precision: that is another computation."""
+    was, now = known.get("machine", {}).get("dtype"), _name(trainer.dtype)
+    if was and was != now:
+        raise BadInput(f"{run.folder} was begun in {was} and would go on in {now}: give --dtype {was}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def describe(recipe: Recipe, tokens: TokenizedCorpus, identity: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
@@ -138,6 +154,7 @@ def describe(recipe: Recipe, tokens: TokenizedCorpus, identity: dict[str, Any], 
         },
         "machine": {
             "device": str(trainer.device),
+            "dtype": _name(trainer.dtype),
             "threads": torch.get_num_threads(),
             "processes": trainer.world.size,
             "capability": torch.backends.cpu.get_cpu_capability(),
@@ -155,14 +172,9 @@ def loop(
     writer = _writer_class()(str(run.folder / "track")) if habits.track and leads else None
     if leads:
         run.write_status("running", step=trainer.step)
-    with listening() as heard:
+    with listening() as heard, _ends_told(trainer, run):
         while trainer.step < recipe.steps:
-            try:
-                row = trainer.advance()
-            except Diverged as error:
-                if leads:
-                    run.write_status("diverged", step=trainer.step, reason=str(error))
-                raise
+            row = trainer.advance()
             if trainer.step % every == 0 or trainer.step == recipe.steps:
                 row["validation_perplexity"] = trainer.validate() if leads else None
             stop = trainer.world.any(heard())
@@ -173,17 +185,39 @@ def loop(
                 speed = (trainer.step - start) * recipe.batch * recipe.length / (time.perf_counter() - begun)
                 watch({**row, "steps": recipe.steps, "tokens_per_second": speed})
             done = trainer.step == recipe.steps
-            if leads and (done or stop or trainer.step - saved >= habits.save_every):
-                run.sync()
-                save_step(
-                    run.checkpoints, trainer.step, trainer.state(), {"experiment": run.read(run.config)["address"]}
-                )
+            if done or stop or trainer.step - saved >= habits.save_every:
+                trainer.check_weights()
                 saved = trainer.step
+                if leads:
+                    run.sync()
+                    about = {"experiment": run.read(run.config)["address"]}
+                    save_step(run.checkpoints, trainer.step, trainer.state(), about)
             if stop and not done:
                 if leads:
                     run.write_status("stopped", step=trainer.step)
                 raise Stopped(stop, trainer.step)
     return finish(trainer, run, tokens) if leads else {}
+
+
+@contextmanager
+def _ends_told(trainer: Trainer, run: Run) -> Iterator[None]:
+    """Say in the run's status that its numbers broke, or that memory did not suffice."""
+    try:
+        yield
+    except Diverged as error:
+        if trainer.world.leads:
+            run.write_status("diverged", step=trainer.step, reason=str(error))
+        raise
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        if trainer.world.leads:
+            run.write_status("stopped", step=trainer.step)
+        micro = trainer.recipe.batch // trainer.recipe.accumulation
+        raise NoMemory(
+            f"not enough memory for step {trainer.step + 1}, with {micro} sequences at once: give --checkpointing, "
+            "or start afresh with more --accumulation"
+        ) from error
 
 
 def finish(trainer: Trainer, run: Run, tokens: TokenizedCorpus) -> dict[str, Any]:
@@ -192,7 +226,9 @@ def finish(trainer: Trainer, run: Run, tokens: TokenizedCorpus) -> dict[str, Any
 
     about = {"address": run.read(run.config)["address"]}
     write_folder(run.model, folder_files(trainer.decoder, tokens.tokenizer), about)
-    last = run.history()[-1]
+    last = next((row for row in reversed(run.history()) if row["step"] == trainer.step), None)
+    if last is None:  # the metrics were lost
+        last = {"step": trainer.step, "loss": None, "validation_perplexity": trainer.validate()}
     run.write_status("finished", **{key: last[key] for key in ("step", "loss", "validation_perplexity")})
     return run.read(run.status)
 

@@ -23,6 +23,9 @@ from fieldlens.tokens import TokenizedCorpus
 VALIDATION_TOKENS, VALIDATION_BATCHES = 16_384, 8
 """How much is validated at a time, whichever is less: a third of a step at the paper's size."""
 
+LARGEST_LOSS = 700.0
+"""Nats whose perplexity is still a number."""
+
 
 class Diverged(FieldlensError):
     """The loss or its gradient is no longer a number."""
@@ -55,14 +58,15 @@ class Trainer:
         compile: bool = False,
     ) -> None:
         self.recipe, self.world, self.step = recipe, world, 0
-        self.device, dtype = machine.start()
+        self.device, self.dtype = machine.start()
         self.train_ids, self.validation_ids = tokens.split("train").ids, tokens.split("validation").ids
         torch.manual_seed(recipe.seed)
         self.decoder = Decoder(shape(recipe, tokens.vocabulary))
         self.decoder.checkpointing = checkpointing
-        self.decoder.to(self.device, torch.float64 if dtype == torch.float64 else torch.float32)
-        half = dtype == torch.bfloat16
-        self.precision: Callable[[], Any] = lambda: torch.autocast(self.device.type, dtype) if half else nullcontext()
+        self.decoder.to(self.device, torch.float64 if self.dtype == torch.float64 else torch.float32)
+        self.precision: Callable[[], Any] = lambda: (
+            torch.autocast(self.device.type, self.dtype) if self.dtype == torch.bfloat16 else nullcontext()
+        )
         groups = self.decoder.parameter_groups(recipe.weight_decay)
         betas = (recipe.beta1, recipe.beta2)
         self.optimiser = torch.optim.AdamW(groups, recipe.learning_rate, betas, recipe.epsilon, fused=True)
@@ -113,7 +117,16 @@ class Trainer:
         for some in torch.from_numpy(rows.astype(np.int64)).split(self.recipe.batch):
             with self.precision():
                 losses += [float(Objective(self.decoder)(some.to(self.device)))] * len(some)
-        return float(np.exp(np.mean(losses)))
+        mean = float(np.mean(losses))
+        if not mean < LARGEST_LOSS:
+            raise Diverged(f"step {self.step}: validation loss {mean}: diverged")
+        return float(np.exp(mean))
+
+    def check_weights(self) -> None:
+        """Refuse weights that are no numbers: an update can break them although its gradient was finite."""
+        for name, parameter in self.decoder.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise Diverged(f"step {self.step}: {name} is not finite: diverged, not saved")
 
     def state(self) -> dict[str, bytes]:
         """The files of a checkpoint."""
@@ -138,11 +151,14 @@ class Trainer:
         with torch.no_grad():
             for name, parameter in self.decoder.named_parameters():
                 parameter.copy_(weights[name])
-        for name, parameter in self.decoder.named_parameters():
-            keys = [key for key in moments if key.startswith(f"{name}/")]
-            if keys:
-                place = {key: parameter.device if moments[key].ndim else torch.device("cpu") for key in keys}
-                self.optimiser.state[parameter] = {key.rpartition("/")[2]: moments[key].to(place[key]) for key in keys}
+        names = {id(parameter): name for name, parameter in self.decoder.named_parameters()}
+        ordered = [names[id(parameter)] for group in self.optimiser.param_groups for parameter in group["params"]]
+        states: dict[int, dict[str, Tensor]] = {}
+        for key, value in moments.items():
+            name, _, what = key.rpartition("/")
+            states.setdefault(ordered.index(name), {})[what] = value
+        # the optimiser knows best on which device, and in which type, it wants each of them
+        self.optimiser.load_state_dict({"state": states, "param_groups": self.optimiser.state_dict()["param_groups"]})
         torch.set_rng_state(torch.from_numpy(np.frombuffer(bytes.fromhex(progress["random"]), np.uint8).copy()))
         self.step = progress["step"]
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fieldlens.cli.console import console
-from fieldlens.cli.study import Crew, conduct
+from fieldlens.cli.study import Crew, complain, conduct
 from fieldlens.machine import Machine
 
 if TYPE_CHECKING:
     from fieldlens.paper.artifact import Artifact
     from fieldlens.paper.shelf import Shelf
+    from fieldlens.study.plan import Study
+    from fieldlens.study.state import Places
 
 
 def paper(
@@ -25,6 +27,7 @@ def paper(
     results: Path | None = None,
     which: Annotated[str, Parameter(name="--study")] = "paper",
     run: bool = False,
+    retry: bool = False,
     runs: Path | None = None,
     corpora: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
@@ -47,6 +50,8 @@ def paper(
         The study they come from: paper, or paper-full at the paper's own size, or a file.
     run
         First run what the artifact needs and is not there, as fieldlens study would.
+    retry
+        With --run: try failed runs again.
     runs
         Folder for run folders; runs/STUDY unless given.
     corpora
@@ -58,15 +63,25 @@ def paper(
     from fieldlens.paper.artifact import find, registry
     from fieldlens.paper.shelf import Shelf
     from fieldlens.study.plan import read_study
+    from fieldlens.study.state import Places
 
     study = read_study(which)
     folder = results or Path("results") / study.name
     chosen = [] if name in (None, "claims") else list(registry().values()) if name == "all" else [find(str(name))]
+    ran = None
     if run:
         if name is None or name == "claims":
             raise BadInput("--run needs the name of an artifact, or all")
         crew.check()
-        _run(chosen, Shelf(study, folder), runs, corpora, crew, machine)
+        ran = _run(
+            chosen,
+            Shelf(study, folder),
+            Places(folder, runs or Path("runs") / study.name),
+            corpora,
+            crew,
+            machine,
+            retry,
+        )
     if results is not None and not results.is_dir():
         raise BadInput(f"--results {results} is no folder")
     shelf = Shelf(study, folder)
@@ -76,22 +91,34 @@ def paper(
         _claims(shelf, out, as_json)
     else:
         _draw(chosen, shelf, out, as_json, skip=name == "all")
+    if ran is not None:
+        complain(*ran)
 
 
 def _run(
-    chosen: "list[Artifact]", shelf: "Shelf", runs: Path | None, corpora: Path | None, crew: Crew, machine: Machine
-) -> None:
-    """Hand what artifacts need to the study's controller."""
-    from fieldlens.study.state import Places
+    chosen: "list[Artifact]",
+    shelf: "Shelf",
+    places: "Places",
+    corpora: Path | None,
+    crew: Crew,
+    machine: Machine,
+    retry: bool,
+) -> "tuple[Study, Places] | None":
+    """Hand what artifacts need to the study's controller; returns what that was."""
+    from fieldlens.study.conduct import forgive
 
+    wanted = None
     names = dict.fromkeys(job.name for one in chosen for job in one.jobs(shelf))
     if names:
-        places = Places(shelf.folder, runs or Path("runs") / shelf.study.name)
-        conduct(shelf.study.only(tuple(names)), places, corpora, crew, machine)
+        wanted = shelf.study.only(tuple(names))
+        if retry:
+            forgive(wanted, places)
+        conduct(wanted, places, corpora, crew, machine)
     machine.start()
     os.nice(crew.nice)
     for one in chosen:
         one.run(shelf, lambda line: print(line, file=sys.stderr, flush=True))
+    return None if wanted is None else (wanted, places)
 
 
 def _list(shelf: "Shelf", out: Path, as_json: bool) -> None:

@@ -140,7 +140,7 @@ def study(
             forgive(found, places)
         conduct(found, places, corpora, crew, machine, quiet=as_json)
         _conclude(places.results, as_json)
-        _complain(found, places)
+        complain(found, places)
 
 
 def conduct(
@@ -205,7 +205,7 @@ def _write_report(folder: Path) -> Path:
     return path
 
 
-def _complain(found: "Study", places: "Places") -> None:
+def complain(found: "Study", places: "Places") -> None:
     from fieldlens.errors import FieldlensError
     from fieldlens.study.state import survey
 

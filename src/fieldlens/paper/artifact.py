@@ -178,6 +178,8 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, text.encode())
             written.append(path)
+    for name in _files(artifact, out) - {path.name for path in written}:
+        (out / name).unlink(missing_ok=True)  # of results that are no longer there
     content = {"kind": KIND, "name": artifact.name, "source": _source(artifact, shelf)}
     write_json(out / f"{artifact.name}.json", content | {"files": [path.name for path in written]})
     return drawn, written
@@ -198,6 +200,14 @@ def _source(artifact: Artifact, shelf: Shelf) -> str:
     for path in artifact.files(shelf):
         found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:16]
+
+
+def _files(artifact: Artifact, out: Path) -> set[str]:
+    """What was drawn of an artifact into a folder before."""
+    try:
+        return {name for name in read_json(out / f"{artifact.name}.json")["files"] if name.startswith(artifact.name)}
+    except (BadInput, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def _drawn(artifact: Artifact, out: Path) -> str | None:

@@ -33,7 +33,8 @@ class Score:
             return "diverged" if self.diverged else "–"
         digits = places(self.mean)
         spread = f" ± {self.deviation:.{digits}f}" if self.deviation is not None else ""
-        return f"{self.mean:.{digits}f}{spread}{self.mark}"
+        lost = f" ({self.diverged} diverged)" if self.diverged else ""
+        return f"{self.mean:.{digits}f}{spread}{self.mark}{lost}"
 
 
 def score(

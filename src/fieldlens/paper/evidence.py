@@ -20,6 +20,9 @@ Answer = bool | None
 SMALL = math.log1p(CLOSE_ENOUGH)
 """Nats that nobody would mind: 1 % of perplexity."""
 
+BELOW, ABOVE = (-math.inf, -math.ulp(0.0)), (math.ulp(0.0), math.inf)
+"""Differences that are falls, and rises."""
+
 
 class Missing(Exception):
     """A result that a claim needs is not there."""
@@ -46,9 +49,38 @@ class Gap(NamedTuple):
             return True
         return False if self.interval.low > limit or self.interval.high < -limit else None
 
-    def agreed(self, answer: Answer, test: Callable[[float], bool]) -> Answer:
-        """The answer, if two or more seeds each give it too: documents say nothing of how training happened to go."""
-        return answer if len(self.seeds) > 1 and all(test(one) is answer for one in self.seeds) else None
+    def agreed(self, answer: Answer, test: Callable[[float], bool], least: int = 2) -> Answer:
+        """The answer, if so many seeds or more each give it too: documents say nothing of how training went."""
+        return answer if len(self.seeds) >= least and all(test(one) is answer for one in self.seeds) else None
+
+    def falls(self) -> Answer:
+        """Whether one model's loss falls from the second to the first: significantly, and with each seed there is."""
+        return self.agreed(self.lower(), lambda difference: difference < 0, least=1)
+
+    def rests(self, limit: float) -> Answer:
+        """Whether one model's two losses differ by no more than a limit: surely, and with each seed there is."""
+        return self.agreed(self.within(limit), lambda difference: abs(difference) <= limit, least=1)
+
+
+class Past(NamedTuple):
+    """How one model's loss at a length past training differs from that at it: pooled, and with each seed."""
+
+    row: dict[str, Any]
+    seeds: Sequence[float]
+
+    @property
+    def certain(self) -> bool:
+        """Whether the difference is significant."""
+        return self.row["p_holm"] is not None and self.row["p_holm"] < ALPHA
+
+    def lies(self, low: float, high: float) -> bool:
+        """Whether the difference lies between two bounds, with each seed too."""
+        return all(low <= one <= high for one in (self.row["difference"], *self.seeds))
+
+    def surely(self, low: float, high: float) -> bool:
+        """Whether the whole interval does, with each seed too."""
+        ends = (self.row["low"], self.row["high"])
+        return None not in ends and all(low <= end <= high for end in ends) and self.lies(low, high)
 
 
 class Evidence:
@@ -62,6 +94,14 @@ class Evidence:
         """How a run is called in evidence."""
         longer = f" trained on {self.shelf.length(trained)}" if trained != TRAINED else ""
         return f"{self.shelf.spec(model)}{longer}"
+
+    def each(self, model: str, corpus: str, trained: int = TRAINED, **asked: Any) -> dict[int, Evaluation]:
+        """The evaluations of a model by seed, but for those that diverged."""
+        found = self.shelf.evaluations(model, corpus, trained, **asked)
+        alive = {seed: one for seed, one in found.items() if one.losses}
+        if not alive:
+            raise self.missing(model, corpus, trained)
+        return alive
 
     def losses(self, model: str, corpus: str, trained: int = TRAINED, **asked: Any) -> Evaluation:
         """The evaluation of a model, pooled over seeds."""
@@ -105,56 +145,67 @@ class Evidence:
         """The largest perplexity past the training length, over that at it."""
         return max(row["ratio"] for row in self.verdict(model, corpus, trained)["evidence"])
 
+    def past(self, model: str, corpus: str, trained: int = TRAINED) -> list[Past]:
+        """How loss differs from that at the training length, at each length past it."""
+        own, each = self.shelf.length(trained), self.each(model, corpus, trained).values()
+        rows = self.verdict(model, corpus, trained)["evidence"]
+        return [
+            Past(row, [float((one.quantities(row["length"]) - one.quantities(own)).mean()) for one in each])
+            for row in rows
+        ]
+
     def moves(self, model: str, corpus: str) -> tuple[bool, bool, bool]:
         """Whether loss past L_tr is surely lower somewhere, surely higher somewhere, surely within 1 % everywhere."""
-        rows = self.verdict(model, corpus)["evidence"]
-        certain = [row["difference"] for row in rows if _certain(row)]
-        still = all(_bounded(row, -SMALL, SMALL) for row in rows)
-        return any(found < 0 for found in certain), any(found > 0 for found in certain), still
+        found = self.past(model, corpus)
+        lower, higher = (any(one.certain and one.lies(*side) for one in found) for side in (BELOW, ABOVE))
+        return lower, higher, all(one.surely(-SMALL, SMALL) for one in found)
 
     def explodes(self, model: str, corpus: str, trained: int = TRAINED) -> Answer:
-        """Whether perplexity past the training length is half as much again somewhere, or surely nowhere."""
-        rows, much = self.verdict(model, corpus, trained)["evidence"], math.log(EXPLOSION)
-        if any(row["difference"] >= much and _certain(row) for row in rows):
+        """Whether perplexity past the training length is surely half as much again somewhere, or surely nowhere."""
+        found, much = self.past(model, corpus, trained), math.log(EXPLOSION)
+        if any(one.certain and one.surely(much, math.inf) for one in found):
             return True
-        return False if all(_bounded(row, -math.inf, much) for row in rows) else None
+        return False if all(one.surely(-math.inf, much) for one in found) else None
 
     def breaks(self, model: str, corpus: str, trained: int = TRAINED) -> Answer:
         """Whether perplexity rises significantly and by more than nobody would mind, or surely does not."""
-        rows = self.verdict(model, corpus, trained)["evidence"]
-        if any(row["difference"] >= SMALL and _certain(row) for row in rows):
+        found = self.past(model, corpus, trained)
+        if any(one.certain and one.lies(SMALL, math.inf) for one in found):
             return True
-        return False if all(_bounded(row, -math.inf, SMALL) for row in rows) else None
+        return False if all(one.surely(-math.inf, SMALL) for one in found) else None
 
-    def covered(self, model: str, corpus: str, trained: int = TRAINED) -> bool:
-        """Whether the training length holds the ERF."""
-        return self.field(model, corpus, trained).erf(0.99) <= self.shelf.length(trained)
+    def covered(self, model: str, corpus: str, trained: int = TRAINED) -> Answer:
+        """Whether the training length holds the ERF, if all seeds say the same."""
+        own = self.shelf.length(trained)
+        found = {one.erf(0.99) <= own for one in self.fields(model, corpus, trained).values()}
+        return found.pop() if len(found) == 1 else None
 
-    def gap(self, one: Evaluation, other: Evaluation, length: int, other_length: int | None = None) -> Gap:
-        """Of the same targets, at lengths of the paper's, over documents."""
-        a, b = (
-            each.quantities(self.shelf.length(at))
-            for each, at in ((one, length), (other, length if other_length is None else other_length))
-        )
-        return _gap(a - b, one.units()[0])
+    def gap(
+        self,
+        one: dict[int, Evaluation],
+        other: dict[int, Evaluation],
+        lengths: Sequence[int],
+        other_lengths: Sequence[int] | None = None,
+    ) -> Gap:
+        """Of the same targets and the seeds that both have, in the mean over some lengths of the paper's."""
+        pairs = [
+            (self.shelf.length(a), self.shelf.length(b))
+            for a, b in zip(lengths, lengths if other_lengths is None else other_lengths, strict=True)
+        ]
+        shared = sorted(one.keys() & other.keys())
+        each_SN = np.stack([
+            np.mean([one[seed].quantities(a) - other[seed].quantities(b) for a, b in pairs], axis=0) for seed in shared
+        ])  # fmt: skip
+        differences_N, units_N = each_SN.mean(0), one[shared[0]].units()[0]
+        interval = bootstrap_difference(differences_N, units_N)[0]
+        return Gap(sign_flip(differences_N, units_N), interval, tuple(each_SN.mean(1).tolist()))
 
     def between(self, model: str, other: str, corpus: str, lengths: Sequence[int]) -> Gap:
-        """Between two models, over the seeds that both have: the mean over some lengths of the paper's."""
-        found = [self.shelf.evaluations(name, corpus) for name in (model, other)]
-        for name, by_seed in zip((model, other), found, strict=True):
-            if not any(one.losses for one in by_seed.values()):
-                raise self.missing(name, corpus)
-        alive = [{seed: one for seed, one in by_seed.items() if one.losses} for by_seed in found]
-        shared = sorted(alive[0].keys() & alive[1].keys())
-        if not shared:
+        """Between two models."""
+        one, two = (self.each(name, corpus) for name in (model, other))
+        if not one.keys() & two.keys():
             raise self.missing(other, corpus, why=f", with a seed of {self.name(model)}")
-        here = [self.shelf.length(length) for length in lengths]
-        each_SN = np.stack([
-            np.mean([alive[0][seed].quantities(n) - alive[1][seed].quantities(n) for n in here], axis=0)
-            for seed in shared
-        ])  # fmt: skip
-        units_N = alive[0][shared[0]].units()[0]
-        return _gap(each_SN.mean(0), units_N, tuple(each_SN.mean(1).tolist()))
+        return self.gap(one, two, lengths)
 
     def lower(
         self, corpus: str, pairs: Sequence[tuple[str, str]], lengths: Sequence[int], each: bool = False
@@ -175,19 +226,6 @@ class Evidence:
             names = f"{self.shelf.spec(one)} less {self.shelf.spec(other)}{at}"
             said.append(f"{names}: {gap.found.difference:+.4f} nats ({test}, {seeds})")
         return found, said
-
-
-def _gap(differences_N: np.ndarray, units_N: np.ndarray, seeds: tuple[float, ...] = ()) -> Gap:
-    return Gap(sign_flip(differences_N, units_N), bootstrap_difference(differences_N, units_N)[0], seeds)
-
-
-def _certain(row: dict[str, Any]) -> bool:
-    return row["p_holm"] is not None and row["p_holm"] < ALPHA
-
-
-def _bounded(row: dict[str, Any], low: float, high: float) -> bool:
-    """Whether the whole interval of a difference lies between two bounds."""
-    return row["low"] is not None and row["high"] is not None and low <= row["low"] and row["high"] <= high
 
 
 def sure(found: Paired) -> bool:

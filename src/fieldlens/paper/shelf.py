@@ -140,12 +140,14 @@ class Shelf:
         return dataclasses.replace(fields[0], norms_NT=np.concatenate([one.norms_NT for one in fields]))
 
     def seconds(self, model: str, corpus: str, trained: int = TRAINED, stage: str = "train") -> dict[int, float]:
-        """How long a stage took, by seed; nothing where it was not noted.
+        """How long a stage took, by seed; nothing where it was not noted, or the run diverged and so ended early.
 
         On a CPU its own time counts: that of the clock tells what else the machine was doing.
         """
         found = {}
         for seed, one in self.results(model, corpus, trained).items():
+            if one.diverged:
+                continue
             try:
                 noted = json.loads((self.folder / one.name / "timings.json").read_bytes())
                 found[seed] = float(noted[f"{stage}_cpu" if _on_cpu(one) else stage])

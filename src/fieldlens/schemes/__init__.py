@@ -31,6 +31,9 @@ PLUGINS = "FIELDLENS_PLUGINS"
 LARGEST = 1e12
 """No option of a spec is larger than this."""
 
+MOST = 2**16
+"""Heads, their width, and entries of a scheme's tables; more is a slip of the pen."""
+
 _REGISTRY: dict[str, type["Scheme"]] = {}
 
 
@@ -223,8 +226,8 @@ def canonical(spec: str, window: int | None = None) -> str:
 def scheme(spec: str, heads: int, head_width: int) -> Scheme:
     """Build the scheme a spec names, for example scheme("sandwich:dims=64", heads=12, head_width=64)."""
     for what, value in (("heads", heads), ("head_width", head_width)):
-        if value < 1:
-            raise BadInput(f"{what} is {value}: at least 1 is needed")
+        if not 1 <= value <= MOST:
+            raise BadInput(f"{what} is {value}: from 1 to {MOST} is possible")
     cls, given = parse(spec)
     window = given.pop("window", None)
     built = cls(heads, head_width, **given)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fieldlens.errors import BadInput
-from fieldlens.schemes import Scheme, exact
+from fieldlens.schemes import MOST, Scheme, exact
 
 
 def ratios(heads: int) -> Tensor:
@@ -45,8 +45,10 @@ class Sandwich(Scheme):
         ratios: Literal["fixed", "learned"] = "fixed",
     ) -> None:
         super().__init__(heads, head_width)
-        if dims < 2 or dims % 2:
-            raise BadInput(f"sandwich: dims is {dims}, but sines and cosines come in pairs: an even number from 2")
+        if not 2 <= dims <= MOST or dims % 2:
+            raise BadInput(
+                f"sandwich: dims is {dims}, but sines and cosines come in pairs: an even number, 2 to {MOST}"
+            )
         self.dims, self.first = dims, first
         self.log_ratios_H: nn.Parameter | None = None
         if ratios == "learned":

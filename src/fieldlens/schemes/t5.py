@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fieldlens.errors import BadInput
-from fieldlens.schemes import Scheme, exact
+from fieldlens.schemes import MOST, Scheme, exact
 
 
 def bucket(distances_N: Tensor, buckets: int, max_distance: int) -> Tensor:
@@ -42,8 +42,8 @@ class T5(Scheme):
         scale: Literal["authors", "original"] = "authors",
     ) -> None:
         super().__init__(heads, head_width)
-        if buckets < 2:
-            raise BadInput(f"t5: buckets is {buckets}, but half of them hold single distances: at least 2")
+        if not 2 <= buckets <= MOST:
+            raise BadInput(f"t5: buckets is {buckets}, but half of them hold single distances: 2 to {MOST}")
         if buckets // 2 >= max_distance:
             raise BadInput(f"t5: max_distance is {max_distance}, but must exceed buckets/2 = {buckets // 2}")
         self.buckets, self.max_distance = buckets, max_distance

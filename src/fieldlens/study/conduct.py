@@ -18,7 +18,7 @@ from fieldlens.machine import Machine
 from fieldlens.results import write_json
 from fieldlens.run import is_locked
 from fieldlens.study.executors import Executor, Order, Worker
-from fieldlens.study.job import GRACE
+from fieldlens.study.job import GRACE, PREPARING
 from fieldlens.study.plan import Job, Study
 from fieldlens.study.state import Places, State, progress_of, reached, state_of
 from fieldlens.train import listening
@@ -138,7 +138,7 @@ class Controller:
         """A job that makes no progress for too long is ended."""
         said, now = progress_of(job, self.places), time.monotonic()
         waits = queues and not is_locked(self.places.lock(job))
-        if said != attempt.seen or waits:
+        if said != attempt.seen or waits or said.get("stage") == PREPARING:
             attempt.seen, attempt.at = said, now
         elif now - attempt.at > self.time_limit:
             attempt.stopped, attempt.at = True, now

@@ -33,6 +33,7 @@ from fieldlens.results import write_json
 from fieldlens.run import Occupied, Run, locked
 from fieldlens.study.plan import Job, job_from, question
 from fieldlens.study.state import Places, state_of
+from fieldlens.tokens import tokenize
 from fieldlens.train import train
 from fieldlens.trainer import Diverged
 
@@ -43,6 +44,9 @@ GRACE = 60.0
 """Seconds that a worker has to save and leave."""
 
 KIND = "fieldlens result"
+
+PREPARING = "prepare"
+"""The stage in which a corpus becomes tokens. It tells nothing while it works, and may take long."""
 
 
 class Progress:
@@ -114,6 +118,9 @@ def perform(job: Job, places: Places, corpus: str, machine: Machine) -> None:
         _start_afresh_with(text, work)
         progress = Progress(places, job)
         recipe = dataclasses.replace(job.recipe, corpus=corpus)
+        with progress.at(PREPARING):  # not counted as training: whoever is first makes the tokens for all
+            given = Path(recipe.tokenizer) if recipe.tokenizer else None
+            tokenize(open_corpus(corpus), recipe.bpe, given, recipe.max_bytes)
         with progress.at("train"):
             _train(recipe, work, machine, progress)
         device, dtype = machine.start()

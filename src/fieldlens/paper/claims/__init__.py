@@ -17,7 +17,7 @@ Verdict = Literal["holds", "does not hold", "undecided"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
 VERDICT: dict[Answer, Verdict] = {True: "holds", False: "does not hold", None: "undecided"}
 
-SEEDS = "two or more seeds that agree on what is significant"
+SEEDS = "differences that are significant, and alike with each of two or more seeds"
 """What a comparison between models needs."""
 
 FULL_SIZE = "the same test at the paper's own size: fieldlens paper claims --study paper-full"
@@ -113,7 +113,7 @@ def settled(found: Sequence[Answer]) -> Answer:
     return False if False in found else True if all(found) else None
 
 
-def agreed(found: Sequence[bool]) -> Answer:
+def agreed(found: Sequence[Answer]) -> Answer:
     """The answer that all seeds give, if they give one."""
     return found[0] if len(set(found)) == 1 else None
 

@@ -3,9 +3,10 @@
 import math
 
 from fieldlens.paper.artifacts.sinusoidal_128_512 import TRAININGS, jump, spans
-from fieldlens.paper.claims import SEEDS, Outcome, agreed, claim, over, settled
+from fieldlens.paper.claims import Outcome, agreed, claim, over, settled
 from fieldlens.paper.evidence import Answer, Evidence, shares
 from fieldlens.paper.shelf import ALL
+from fieldlens.receptive import ReceptiveField
 
 HALF = 0.5
 TALL, AHEAD = 2.0, 1.25
@@ -36,19 +37,25 @@ def leave_the_field(evidence: Evidence) -> Outcome:
     "At both training lengths, of all spans of L_tr / 16 before the most recent L_tr tokens the heaviest lies within "
     f"L_tr / 4 of position L_tr, holds {TALL:g} times the mean, and {AHEAD:g} times the heaviest elsewhere. One "
     f"elsewhere that holds {AHEAD:g} times as much, or less than {TALL / AHEAD:g} times the mean there, decides "
-    "against it.",
+    "against it. Seeds must agree.",
 )  # fmt: skip
 def sinusoidal_jumps(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         each = [_jumps(evidence, corpus, trained) for trained in TRAININGS]
         return settled([found for found, _ in each]), [said for _, said in each]
 
-    return over(evidence, ("arxiv",), test, SEEDS)
+    return over(evidence, ("arxiv",), test, "a heaviest span that stands out, and is the same with each seed")
 
 
 def _jumps(evidence: Evidence, corpus: str, trained: int) -> tuple[Answer, str]:
+    """Whether it jumps, if all seeds say the same; in the words of all their segments."""
     here = evidence.shelf.length(trained)
-    found = spans(evidence.field("sinusoidal", corpus, trained), here)
+    each = [_jump(field, here)[0] for field in evidence.fields("sinusoidal", corpus, trained).values()]
+    return agreed(each), _jump(evidence.field("sinusoidal", corpus, trained), here)[1]
+
+
+def _jump(field: ReceptiveField, here: int) -> tuple[Answer, str]:
+    found = spans(field, here)
     near = {place: times for place, times in found.items() if abs(place - here) <= here / 4}
     best, other = max(near, key=near.__getitem__), max((p for p in found if p not in near), key=found.__getitem__)
     ahead = near[best] / found[other]
@@ -62,7 +69,8 @@ def _jumps(evidence: Evidence, corpus: str, trained: int) -> tuple[Answer, str]:
     "rotary-rings", 5,
     "Rotary looks back at distances one of its wavelengths apart, wherever its training sequences ended.",
     "Of all spans of L_tr / 16 before the most recent L_tr tokens, the heaviest, and the heaviest at least L_tr / 2 "
-    f"from it, each hold {TALL:g} times the mean, and lie a wavelength 2π·10000^(2i/K) apart within {RINGING:.0%}.",
+    f"from it, each hold {TALL:g} times the mean, and lie a wavelength 2π·10000^(2i/K) apart within {RINGING:.0%}, "
+    "with each seed.",
     ours=True,
 )  # fmt: skip
 def rotary_rings(evidence: Evidence) -> Outcome:
@@ -70,9 +78,9 @@ def rotary_rings(evidence: Evidence) -> Outcome:
     width = recipe.width // recipe.heads
     waves = [2 * math.pi * 10_000 ** (2 * i / width) for i in range(width // 2)]
 
-    def test(corpus: str) -> tuple[Answer, list[str]]:
-        here = evidence.shelf.trained
-        field = evidence.field("rotary", corpus)
+    here = evidence.shelf.trained
+
+    def rings(field: ReceptiveField) -> tuple[bool, list[str]]:
         found, (first, _) = spans(field, here), jump(field, here)
         second = max((place for place in found if abs(place - first) >= here / 2), key=found.__getitem__)
         apart = abs(second - first)
@@ -81,5 +89,9 @@ def rotary_rings(evidence: Evidence) -> Outcome:
         places = [f"{found[place]:.1f} times the mean {field.length - place} back" for place in (first, second)]
         said = [", ".join(places), f"{apart} apart; the nearest wavelength is {wave:.1f}"]
         return tall and abs(apart / wave - 1) <= RINGING, said
+
+    def test(corpus: str) -> tuple[Answer, list[str]]:
+        each = [rings(field)[0] for field in evidence.fields("rotary", corpus).values()]
+        return agreed(each), rings(evidence.field("rotary", corpus))[1]
 
     return over(evidence, ALL, test)

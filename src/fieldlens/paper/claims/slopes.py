@@ -54,14 +54,14 @@ def large_slopes(evidence: Evidence) -> Outcome:
 @claim(
     "alibi-rises", 10,
     "ALiBi itself does not extrapolate: its perplexity rises past the training length.",
-    "Its loss is significantly higher at some length past L_tr (documents flipped, Holm), and nowhere lower. Surely "
-    "within 1 % everywhere it does not rise.",
+    "Its loss is significantly higher at some length past L_tr (documents flipped, Holm), with each seed, and nowhere "
+    "lower. Surely within 1 % everywhere it does not rise.",
 )  # fmt: skip
 def alibi_rises(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         lower, higher, still = evidence.moves("alibi", corpus)
         said = f"{evidence.verdict('alibi', corpus)['verdict']}, at most × {evidence.worst('alibi', corpus):.3g}"
-        return (False if lower else True if higher else False if still else None), [said]
+        return (False if still or lower else True if higher else None), [said]
 
     return over(evidence, ALL, test)
 

@@ -28,8 +28,9 @@ def windows_covered(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         covered = [evidence.covered(model, corpus) for model in WINDOWS]
         broken = [evidence.breaks(model, corpus) for model in WINDOWS]
-        agree = settled([None if b is None else a != b for a, b in zip(covered, broken, strict=True)])
-        both = any(covered) and not all(covered)
+        pairs = zip(covered, broken, strict=True)
+        agree = settled([None if a is None or b is None else a != b for a, b in pairs])
+        both = True in covered and False in covered
         return agree if both or agree is False else None, [_said(evidence, model, corpus) for model in WINDOWS]
 
     return over(evidence, MOST, test)
@@ -64,9 +65,9 @@ def constant_or_explodes(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         found, odd = [], []
         for model in MODELS:
-            one = evidence.losses(model, corpus)
-            moved, exploded = evidence.gap(one, one, 8192, 4096), evidence.explodes(model, corpus)
-            rests = moved.within(SMALL)
+            one = evidence.each(model, corpus)
+            moved, exploded = evidence.gap(one, one, [8192], [4096]), evidence.explodes(model, corpus)
+            rests = moved.rests(SMALL)
             found.append(True if rests or exploded else False if rests is False and exploded is False else None)
             if found[-1] is not True:
                 times = math.exp(moved.found.difference)
@@ -127,7 +128,7 @@ def longer_training_repairs(evidence: Evidence) -> Outcome:
 )  # fmt: skip
 def coverage_necessary(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        beyond = [model for model in (*WINDOWS, *SHIFTS) if not evidence.covered(model, corpus)]
+        beyond = [model for model in (*WINDOWS, *SHIFTS) if evidence.covered(model, corpus) is False]
         said = [_said(evidence, model, corpus) for model in beyond]
         return settled([evidence.breaks(model, corpus) for model in beyond]) if beyond else None, said
 
