@@ -89,6 +89,7 @@ def test_fit_prints_our_constants_beside_the_papers(capsys: pytest.CaptureFixtur
         (["schemes", "sandwich", "--heatmap"], "--plot FILE.png"),
         (["schemes", "--head", "13", "--plot", "x.png"], "--head is 13, but there are 12 heads"),
         (["schemes", "--length", "1", "--plot", "x.png"], "--length is 1"),
+        (["schemes", "--length", "999999999999", "--plot", "x.png"], "from 2 to 16,777,216 distances"),
         (["schemes", "--heads", "0"], "heads is 0"),
         (["schemes", "--heads", "99999999999"], "from 1 to 65536 is possible"),
         (["schemes", "--device", "meta"], "device 'meta' cannot be used"),

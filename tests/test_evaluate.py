@@ -79,6 +79,21 @@ def test_a_result_that_is_there_is_not_computed_again(
     assert "perplexity by context length" in capsys.readouterr().out
 
 
+def test_another_configuration_is_another_model(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build("llama", vocab_size=512).save_pretrained(tmp_path / "m")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / SPECS[0] / "model" / name, tmp_path / "m" / name)
+    found = []
+    for theta in (10000.0, 3.0, 10000.0):
+        config = json.loads((tmp_path / "m" / "config.json").read_text())
+        config["rope_parameters"]["rope_theta"] = theta
+        (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+        ask(tmp_path / "m", "--corpus", home / "corpus", "--json")
+        found.append([row["nll"] for row in json.loads(capsys.readouterr().out)[0]["results"]])
+    assert found[0] == found[2] != found[1]
+    assert len(list((tmp_path / "evaluations").glob("m-*.json"))) == 2
+
+
 def test_a_run_that_diverged_is_a_result(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask(home / SPECS[0], home / "diverged")
     assert "diverged" in capsys.readouterr().out

@@ -133,7 +133,7 @@ def test_a_beginning_is_put_before_every_context_and_not_counted() -> None:
         return torch.zeros(*ids_BT.shape, VOCABULARY)
 
     found = fieldlens.perplexity(spy, text(100), [8, 20], 5, bos=96)
-    contexts = [ids for ids in seen if ids.shape[1] > 1]
+    contexts = [ids for ids in seen if ids.shape[1] > 8]  # shorter: is it causal?
     assert {ids.shape[1] for ids in contexts} == {9, 21}
     assert all((ids[:, 0] == 96).all() for ids in contexts)
     assert found.about["bos"] == 96
@@ -307,6 +307,35 @@ def test_a_verdict_needs_a_training_length_and_something_beyond() -> None:
     assert "not known" in judge(losses, documents, "documents", None)["reason"]
     assert "training length 64 itself" in judge(losses, documents, "documents", 64)["reason"]
     assert "training length 256 or more" in judge(losses, documents, "documents", 256)["reason"]
+
+
+def test_documents_that_are_too_few_for_any_test_give_no_verdict() -> None:
+    losses, documents = losses_of({128: 0, 256: 0.1, 512: 0.1})
+    few = documents < 5
+    found = judge({n: one[few] for n, one in losses.items()}, documents[few], "documents", 128)
+    assert (found["verdict"], found["resampled"]) == (None, "documents")
+    assert found["reason"] == "5 documents cannot make any difference significant: take more --segments"
+    one = documents < 1
+    assert (
+        "1 document cannot" in judge({n: v[one] for n, v in losses.items()}, documents[one], "documents", 128)["reason"]
+    )
+    much, _ = losses_of({128: 0, 256: 3.0, 512: 0.1})
+    assert judge({n: v[few] for n, v in much.items()}, documents[few], "documents", 128)["verdict"] == "explodes"
+    same = {128: losses[128][few], 256: losses[128][few]}
+    assert judge(same, documents[few], "documents", 128)["verdict"] == "holds"
+
+
+def test_an_interval_that_is_not_there_has_no_end() -> None:
+    (row,) = fieldlens.perplexity(decoder(), text(900), [8], 1).rows()
+    assert (row["low"], row["high"]) == (None, None)
+
+
+def test_a_function_that_looks_ahead_is_refused() -> None:
+    def peeks(ids_BT: torch.Tensor) -> torch.Tensor:
+        return 9.0 * torch.nn.functional.one_hot(ids_BT.roll(-1, 1), 60).float()
+
+    with pytest.raises(BadInput, match="peeks is not causal"):
+        fieldlens.perplexity(peeks, text(900), [8], 5)
 
 
 def test_identical_losses_hold_and_few_documents_are_said() -> None:

@@ -14,10 +14,12 @@ from fieldlens.advice import Check, advise, coverage
 from fieldlens.cli import main
 from fieldlens.evaluation import Evaluation
 from fieldlens.lens import page, profile, summary
-from fieldlens.measure import measure_all
+from fieldlens.measure import measure_all, theoretical
 from fieldlens.measurement import Question
 from fieldlens.protocols import Anchor
 from fieldlens.receptive import ReceptiveField
+from fieldlens.subject import subject
+from fieldlens.tokenizer import Coder
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1> & [bold]x[/bold] \x07"
 
@@ -73,6 +75,32 @@ def test_a_transformers_folder_and_a_text_file(home: Path, tmp_path: Path, capsy
     html = (tmp_path / "lens" / "report.html").read_text()
     assert "<script>window.hacked" not in html
     assert "<img" not in html
+
+
+def test_a_short_text_is_checked_at_a_length_it_has_room_for(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "abc def gh " * 60
+    (tmp_path / "text.txt").write_text(text)
+    ((ids, _),) = Coder(home / "alibi" / "model").encode([text])
+    words = ["measure", str(home / "alibi"), "--text", str(tmp_path / "text.txt"), "--check", "--targets", "60"]
+    main([*words, "--out", str(tmp_path / "out"), "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["check"] is not None
+    assert found["asked"]["length"] <= len(ids) - 60
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--out", str(tmp_path / "out"), "--length", str(len(ids) - 20)])
+    assert "give fewer --targets" in capsys.readouterr().err
+
+
+def test_windows_beside_which_something_looks_farther_promise_nothing() -> None:
+    one, norms_NT = subject(build("mistral")), np.zeros((2, 40))
+    norms_NT[:, -16:] = 1.0
+    found = theoretical(one, None, norms_NT)
+    assert found is not None
+    assert found["exact"] == 16
+    norms_NT[1, -17] = 1e-9
+    assert theoretical(one, None, norms_NT) is None
 
 
 @pytest.mark.parametrize(
@@ -155,18 +183,21 @@ def test_a_bad_second_model_and_a_file_for_a_folder_are_found_first(
         assert not (tmp_path / "lens").exists()
 
 
-def test_a_dead_model_is_a_status_and_exit_3(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("weight", "said"), [(0.0, "does not depend"), (3e38, "not finite")])
+def test_a_dead_model_is_a_status_and_exit_3(
+    weight: float, said: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = build("llama", vocab_size=512)
     with torch.no_grad():
-        model.lm_head.weight.zero_()
+        model.lm_head.weight.fill_(weight)
     model.save_pretrained(tmp_path / "dead")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(home / "alibi" / "model" / name, tmp_path / "dead" / name)
     with pytest.raises(SystemExit, match="3"):
-        ask(tmp_path / "dead", "--corpus", home / "corpus")
+        ask(tmp_path / "dead", "--corpus", home / "corpus", "--probe")
     assert "undefined" in capsys.readouterr().out
     found = json.loads((tmp_path / "lens" / "receptive-field.json").read_text())["models"][0]
-    assert "does not depend" in found["receptive_field"]["status"]
+    assert said in found["receptive_field"]["status"]
 
 
 def field(shares: list[float], train_length: int | None = None) -> ReceptiveField:

@@ -331,6 +331,25 @@ def test_figure_and_json() -> None:
     assert panel.get_xscale() == "log"
 
 
+def test_layers_that_a_text_does_not_run_through_once_are_no_layers() -> None:
+    model = build("llama")
+    whole = layers_of(subject(model))
+    model.eye = type(whole[0])(model.config, 0)
+    assert layers_of(subject(model)) == whole
+    model.model.layers.append(model.model.layers[0])
+    model.config.num_hidden_layers += 1
+    assert layers_of(subject(model)) == whole[1:]
+    assert fieldlens.receptive_field(model, torch.randint(VOCABULARY, (2, 9))).share.gt(0).all()
+
+
+def test_lengths_do_not_hang_on_those_before_them() -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+    fresh, used = (subject(build("llama", rope_parameters=rope, max_position_embeddings=8)) for _ in range(2))
+    used.losses(torch.randint(VOCABULARY, (1, 41)))
+    ids_BT = torch.randint(VOCABULARY, (1, 17))
+    assert torch.equal(used.losses(ids_BT), fresh.losses(ids_BT))
+
+
 @pytest.mark.parametrize("family", ["opt", "bloom", "llama"])
 def test_recomputing_leaves_no_trace_on_the_layers(family: str) -> None:
     model, ids_BT = build(family), torch.randint(VOCABULARY, (1, 12))

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fieldlens.stream import LATEST, UNKNOWN, Stream
+from fieldlens.tokenizer import each_shown
 
 
 def by_bytes() -> Tokenizer:
@@ -71,6 +72,14 @@ def test_a_space_before_the_first_new_word_stays() -> None:
     assert streamed(tokenizer, [0, 1]) == ["der", " Fluss", ""]
     euro = [4 + byte for byte in "€".encode()]
     assert streamed(tokenizer, [0, *euro, 3], before=1) == ["", "", "€", "e", ""]
+
+
+def test_each_token_is_shown_with_its_own_space() -> None:
+    tokenizer = with_fallback()
+    assert each_shown(tokenizer, [0, 1, 3, 1]) == ["der", " Fluss", "e", " Fluss"]
+    euro = [4 + byte for byte in "€".encode()]
+    assert each_shown(tokenizer, [0, *euro])[0] == "der"
+    assert "".join(each_shown(BYTES, BYTES.encode("a b c").ids)) == "a b c"
 
 
 def test_the_cost_does_not_grow() -> None:

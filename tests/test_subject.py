@@ -1,5 +1,7 @@
 """Subjects: any causal language model, asked through one door."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from families import FAMILIES, VOCABULARY, build
@@ -8,7 +10,7 @@ from torch import Tensor
 from fieldlens import Config, Decoder
 from fieldlens.errors import BadInput
 from fieldlens.huggingface import FieldlensForCausalLM
-from fieldlens.subject import Ours, Subject, Theirs, check_causal, subject, weights_hash
+from fieldlens.subject import Ours, Subject, Theirs, _train_length, check_causal, subject, weights_hash
 
 
 def reference(model: object, ids_BT: Tensor) -> Tensor:
@@ -143,6 +145,15 @@ def test_training_lengths_come_from_the_configuration(family: str, length: int |
 def test_a_stretched_model_was_trained_at_its_original_length() -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "rope_theta": 10000.0}
     assert subject(build("llama", max_position_embeddings=2048, rope_parameters=rope)).train_length == 512
+
+
+def test_layers_may_be_stretched_each_in_its_own_way() -> None:
+    stretched = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    config = SimpleNamespace(
+        max_position_embeddings=2048, rope_parameters={"full_attention": stretched, "sliding_attention": plain}
+    )
+    assert _train_length(config) == 256
 
 
 def test_a_model_that_sees_the_future_is_refused() -> None:

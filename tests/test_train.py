@@ -359,6 +359,10 @@ def test_runs_are_listed_with_their_state(
     with run.owned():
         cli.main(["runs", str(tmp_path)])
     assert "running" in capsys.readouterr().out
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "status.json").write_text("[]")
+    cli.main(["runs", str(tmp_path), "--json"])
+    assert len(json.loads(capsys.readouterr().out)) == 1  # what is not a run is passed over
     cli.main(["runs", str(whole.parent), "--json"])
     rows = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
     assert (rows["whole"]["state"], rows["whole"]["step"]) == ("finished", 12)

@@ -193,7 +193,8 @@ def _identity(one: Evaluation) -> dict[str, Any]:
     """All that defines the experiment but its seed."""
     model = one.about["model"]
     if "recipe" not in model:
-        return {"name": model["name"], "weights": model.get("weights"), "window": one.about["window"]}
+        known = {key: model.get(key) for key in ("name", "weights", "configuration")}
+        return {**known, "window": one.about["window"]}
     recipe = {key: value for key, value in model["recipe"].items() if key not in ("seed", "corpus", "tokenizer")}
     return {**recipe, "data": model.get("data"), "cache window": one.about["window"]}
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,7 +105,7 @@ def one_head(biases: Biases, head: int, log: bool, fits: Sequence[Fit] = ()) -> 
         tint = shades(scheme.colour, len(alike))[alike.index(index)]
         panel.plot(bias_HN[head - 1].numpy(), color=tint, linewidth=1, label=scheme.spec)
     logs_N = torch.log1p(torch.arange(biases[0][1].shape[1], dtype=torch.float64))
-    for fit, (colour, style) in zip(fits, (("#000000", "-"), ("#009E73", "--")), strict=False):
+    for fit, (colour, style) in zip(fits, cycle((("#000000", "-"), ("#009E73", "--"))), strict=False):
         panel.plot((fit.slope * logs_N + fit.constant).numpy(), color=colour, linestyle=style, lw=1, label=fit.label)
     _label_distance(panel, log)
     _legend(figure, panel)

@@ -245,7 +245,7 @@ def summary(found: Sequence[Evaluation]) -> list[Sheet]:
     if alive:
         sheets = [
             _scores(alive),
-            Sheet(["model", "verdict", "evidence"], [_verdict_row(one) for one in alive]),
+            Sheet(["model", "verdict", "evidence"], [_verdict_row(one, alive) for one in alive]),
             *sheets,
         ]
     return sheets
@@ -279,8 +279,8 @@ def _called(one: Evaluation, among: Sequence[Evaluation]) -> str:
     return f"{model['name']} ({model['folder']})" if len(alike) > 1 and "folder" in model else str(model["name"])
 
 
-def _verdict_row(one: Evaluation) -> list[str]:
-    name, verdict = one.about["model"]["name"], one.verdict
+def _verdict_row(one: Evaluation, among: Sequence[Evaluation]) -> list[str]:
+    name, verdict = _called(one, among), one.verdict
     if verdict["verdict"] is None:
         return [name, "no verdict", verdict["reason"]]
     shown = verdict["first"] or max(verdict["evidence"], key=lambda row: abs(row["difference"]))["length"]

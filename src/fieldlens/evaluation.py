@@ -122,7 +122,7 @@ class Evaluation:
         found = []
         for length, losses in self.losses.items():
             interval = bootstrap_mean(self.quantities(length), units_N)
-            low, high = interval if self.by_bytes else map(_exp, interval)
+            low, high = interval if self.by_bytes or not all(map(math.isfinite, interval)) else map(_exp, interval)
             row: dict[str, Any] = {
                 "length": length,
                 self.quantity.replace(" ", "_"): _finite(self.score(length)),

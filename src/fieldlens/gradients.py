@@ -12,11 +12,12 @@ from fieldlens.batches import Watch
 from fieldlens.effort import SHARE, backward, forward, free_memory
 from fieldlens.errors import BadInput, NoMemory
 from fieldlens.evaluate import Text
-from fieldlens.influence import Seam, layers_of, seam
+from fieldlens.influence import Seam, seam
 from fieldlens.machine import out_of_memory
 from fieldlens.measurement import Heat, Question
 from fieldlens.protocols import Anchor
 from fieldlens.subject import Subject
+from fieldlens.tokenizer import each_shown
 
 SHORT = 128
 """Tokens of the text that the estimate of time is made from."""
@@ -42,7 +43,7 @@ class Gradients:
         effort = backward(subject, length, self.seam.checkpointing)
         self.batch = max(1, min(8, int(room / effort.bytes), 4096 // length))
         self.memory = self.batch * effort.bytes
-        count = len(layers_of(subject))
+        count = len(self.seam.blocks)
         self.layers_chosen = sorted({round(n) for n in np.linspace(0, count - 1, min(LAYERS, count))}) if count else []
         # in gradients: a layer's gradient costs as much as lies below it
         self.layer_cost = 1 + sum((number + 1) / count for number in self.layers_chosen)
@@ -146,7 +147,7 @@ class Gradients:
                 continue
             shares_T = norms_T / norms_T.sum()
             shown = min(HEAT_TOKENS, len(shares_T))
-            tokens = [tokenizer.decode([one], skip_special_tokens=False) for one in row[0, -shown - 1 :].tolist()]
+            tokens = each_shown(tokenizer, row[0, -shown - 1 :].tolist())
             earlier = float(shares_T[:-shown].sum()) if shown < len(shares_T) else 0.0
             found.append(Heat(tokens[:-1], shares_T[-shown:].tolist(), tokens[-1], earlier))
         return found

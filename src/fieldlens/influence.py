@@ -31,6 +31,7 @@ class Seam:
     def __init__(self, subject: Subject, checkpointing: bool = False, shortcut: bool = False) -> None:
         self.subject, self.checkpointing, self.shortcut = subject, checkpointing, shortcut
         self.module, self.embedding = _parts(subject)
+        self.blocks = layers_of(subject)
         self.reason = ""
         """Why the last gradient that was undefined was so."""
 
@@ -86,9 +87,9 @@ class Seam:
         with ExitStack() as stack:
             stack.enter_context(frozen(self.module))
             if self.checkpointing:
-                stack.enter_context(recomputing(self.subject))
+                stack.enter_context(recomputing(self.subject, self.blocks))
             if self.shortcut:
-                stack.enter_context(last_query(layers_of(self.subject)[-1]))
+                stack.enter_context(last_query(self.blocks[-1]))
             handle = self.embedding.register_forward_hook(cut)
             stack.callback(handle.remove)
             yield leaf
@@ -102,7 +103,7 @@ class Seam:
             outputs.append(output[0] if isinstance(output, tuple) else output)
 
         with ExitStack() as stack:
-            for layer in layers_of(self.subject):
+            for layer in self.blocks:
                 stack.callback(layer.register_forward_hook(keep).remove)
             yield outputs
 
@@ -170,8 +171,25 @@ def layers_of(subject: Subject) -> list[nn.Module]:
     if isinstance(subject, Theirs):
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        return [module for module in subject.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        found = [module for module in subject.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        return _run_once(subject, found)
     return []
+
+
+def _run_once(subject: Subject, found: list[nn.Module]) -> list[nn.Module]:
+    """Of some layers those that a text runs through, once, as states (B, T, D): not those of an eye or an ear."""
+    outputs: dict[nn.Module, list[Any]] = {layer: [] for layer in found}
+
+    def keep(module: nn.Module, arguments: Any, output: Any) -> None:
+        outputs[module].append(output[0] if isinstance(output, tuple) else output)
+
+    with ExitStack() as stack, torch.no_grad():
+        for layer in found:
+            stack.callback(layer.register_forward_hook(keep).remove)
+        tokens = min(8, subject.limit or 8)
+        for _ in subject.logits(torch.zeros(1, tokens, dtype=torch.long, device=subject.device), 1, None, 0):
+            pass
+    return [layer for layer, some in outputs.items() if len(some) == 1 and getattr(some[0], "ndim", 0) == 3]
 
 
 @contextmanager
@@ -188,7 +206,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def recomputing(subject: Subject) -> Iterator[None]:
+def recomputing(subject: Subject, blocks: Sequence[nn.Module]) -> Iterator[None]:
     """While this holds, each layer keeps only its input and is computed again in backward."""
     if isinstance(subject, Ours):
         before, subject.decoder.checkpointing = subject.decoder.checkpointing, True
@@ -200,7 +218,7 @@ def recomputing(subject: Subject) -> Iterator[None]:
     # transformers recomputes only layers in training mode: these modules alone are put there, with their dropout off
     again = functools.partial(checkpoint, use_reentrant=False)
     with ExitStack() as stack:
-        for layer in layers_of(subject):
+        for layer in blocks:
             changes = {"training": True, "gradient_checkpointing": True, "_gradient_checkpointing_func": again}
             changes |= {name: 0.0 for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)}
             stack.callback(vars(layer).update, {name: vars(layer)[name] for name in changes if name in vars(layer)})

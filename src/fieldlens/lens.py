@@ -61,10 +61,17 @@ def summary(found: Sequence[Measurement]) -> Sheet:
                 "–" if share is None else f"{share:.1%}",
             ]
         )
-    length = found[0].field.length
-    title = f"most recent tokens that hold 50, 90, 95, 99% of the gradient, of {length:,}"
+    title = f"most recent tokens that hold 50, 90, 95, 99% of the gradient, of {_lengths(found)}"
     notes = [f"{one.name}: {sentence}" for one in found for sentence in advice(one)]
     return Sheet(columns, rows, title, notes)
+
+
+def _lengths(found: Sequence[Measurement]) -> str:
+    """The length that was measured at, or each model's own."""
+    lengths = [one.field.length for one in found]
+    if len(set(lengths)) == 1:
+        return f"{lengths[0]:,}"
+    return ", ".join(f"{length:,} ({one.name})" for one, length in zip(found, lengths, strict=True))
 
 
 def advice(one: Measurement) -> list[str]:
@@ -90,7 +97,8 @@ def page(found: Sequence[Measurement], command: str) -> str:
     """The report."""
     names = ", ".join(dict.fromkeys(one.name for one in found))
     asked, data, versions = (found[0].about[key] for key in ("asked", "data", "versions"))
-    where = f"{asked['segments']} segments of {asked['length']:,} tokens from {data['corpus']}"
+    lengths = " or ".join(f"{length:,}" for length in sorted({one.about["asked"]["length"] for one in found}))
+    where = f"{asked['segments']} segments of {lengths} tokens from {data['corpus']}"
     footer = {"made with": f"fieldlens {versions['fieldlens']}"}
     return report.page(f"How far back {names} looks", where, blocks(found, command), footer)
 

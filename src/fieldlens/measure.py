@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from fieldlens.advice import check, probe
@@ -56,9 +57,14 @@ def _one(
     watch({"stage": name})
     model = load(origin, device, dtype, question.train_length)
     subject = model.subject
-    length = question.length or _fitting(subject, text, question.segments)
+    length = question.length or _fitting(subject, text, max(question.segments, question.check and question.targets))
     _check(subject, text, length, question)
     spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
+    room = sum(span.anchors for span in spans)
+    if question.check and room < question.targets:
+        raise BadInput(
+            f"--check wants {question.targets} targets, and this text has room for {room}: give fewer --targets"
+        )
     anchors = draw(spans, question.segments, question.target_seed)
     gradients = Gradients(subject, text, length, question, watch)
     norms_NT = gradients.norms(anchors)
@@ -69,7 +75,7 @@ def _one(
     layers = gradients.layers(anchors[:LAYER_SEGMENTS]) if more else {}
     heats = gradients.heats(anchors[len(anchors) // 2], load_tokenizer(origin.tokenizer)) if more else []
     probed = checked = None
-    if question.probe:
+    if question.probe and not found.status:
         probed = probe(subject, list(gradients.rows(anchors)), question.window, text.bos, watch)
     if question.check:
         asked = (question.window, question.targets, question.target_seed)
@@ -81,7 +87,7 @@ def _one(
             "length": length, "segments": question.segments, "target": question.target, "average": question.average,
             "window": question.window, "target_seed": question.target_seed, "bos": text.bos,
         },
-        "theoretical": theoretical(subject, question.window),
+        "theoretical": theoretical(subject, question.window, norms_NT),
         **provenance(device),
     }  # fmt: skip
     return Measurement(about, found, layers, heats, probed, checked)
@@ -101,10 +107,13 @@ def _fitting(subject: Subject, text: Text, segments: int) -> int:
     return max(2, length)
 
 
-def theoretical(subject: Subject, window: int | None) -> dict[str, Any] | None:
-    """The exact theoretical receptive field Σ(w - 1) + 1 of a model with windows, and the paper's Σw."""
+def theoretical(subject: Subject, window: int | None, norms_NT: np.ndarray) -> dict[str, Any] | None:
+    """The exact theoretical receptive field Σ(w - 1) + 1 of a model with windows, and the paper's Σw.
+
+    None where gradients say otherwise: something beside windows, a recurrence, looks farther back.
+    """
     reach = subject.reach(window)
-    if reach is None:
+    if reach is None or np.nan_to_num(norms_NT[:, :-reach]).any():
         return None
     widths = [min(w for w in (own, window) if w is not None) for own in subject.windows]
     return {"exact": reach, "paper": sum(widths), "windows": widths}

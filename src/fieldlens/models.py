@@ -4,6 +4,7 @@ Nothing from a model folder is executed, and weights that are missing or not fin
 """
 
 import io
+import json
 import os
 import re
 import socket
@@ -27,6 +28,9 @@ from fieldlens.subject import Subject, check_causal, subject, weights_hash
 
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _OF_TOKENIZER = re.compile(r".*(token|vocab|merges|spiece).*")
+_BESIDE = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
+"""What a configuration says that changes no number."""
+
 _NAMELESS = re.compile(r"model|weights|checkpoints?|best|final|last|latest", re.IGNORECASE)
 
 
@@ -143,7 +147,8 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
     found = _weights(origin, dtype).to(device)
     one = subject(found, origin.name)
     one.train_length = train_length or one.train_length
-    check_causal(one)
+    with _in_one_line(origin.text):
+        check_causal(one)
     decoder = getattr(found, "decoder", None)
     about = {
         **origin.about(),
@@ -153,8 +158,15 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
         "parameters": sum(parameter.numel() for parameter in found.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
         "weights": weights_hash(found),
+        "configuration": _configuration(found.config),
     }
     return Model(one, about)
+
+
+def _configuration(config: Any) -> str:
+    """Names what a model computes with its weights: a rotary base or a window is in no weight."""
+    known = {key: value for key, value in config.to_dict().items() if key not in _BESIDE}
+    return digest(json.loads(json.dumps(known, sort_keys=True, default=str)))[:16]
 
 
 def _weights(origin: Origin, dtype: torch.dtype) -> Any:

@@ -17,7 +17,7 @@ from fieldlens.protocols import Anchor, Window, draw, eligible
 from fieldlens.protocols import protocol as named
 from fieldlens.results import provenance
 from fieldlens.store import digest
-from fieldlens.subject import Subject, resting, subject, weights_hash
+from fieldlens.subject import Subject, check_causal, resting, subject, weights_hash
 
 
 def perplexity(
@@ -48,6 +48,7 @@ def perplexity(
     with resting(model):
         one = subject(model)
         weights = weights_hash(model) if isinstance(model, nn.Module) else None
+        check_causal(one)
         known = {"name": one.name, "train_length": train_length or one.train_length, "weights": weights}
         return evaluate(one, arrays, plan, about={"model": known, "data": {"text": text}}, batch=batch)
 
@@ -129,7 +130,7 @@ def anchors_of(documents: Sequence[np.ndarray], plan: Plan) -> list[Anchor]:
 
 def address(about: dict[str, Any], plan: Plan) -> str:
     """Names an evaluation by all that its numbers depend on."""
-    model = {key: about["model"][key] for key in ("weights", "dtype")}
+    model = {key: about["model"][key] for key in ("weights", "configuration", "dtype")}
     text = {key: about[key] for key in ("data", "tokenizer", "align")}
     return digest({"model": model, **text, **plan.about()})[:16]
 

@@ -136,6 +136,7 @@ class Theirs(Subject):
         self._croppable: dict[tuple[int, int | None], bool] = {}
 
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
+        _forget_lengths(self.model)
         with band(window):
             logits_BTV = self.model(input_ids=ids_BT, use_cache=False, logits_to_keep=keep).logits
         yield logits_BTV[:, -keep:]
@@ -256,10 +257,24 @@ def close(a: Tensor, b: Tensor) -> bool:
 def _train_length(config: Any) -> int | None:
     """The length that a configuration of transformers says the model was trained at, before any stretching."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    original = rope.get("original_max_position_embeddings") if isinstance(rope, dict) else None
+    each = [one for one in (rope, *rope.values()) if isinstance(one, dict)] if isinstance(rope, dict) else []
+    stretched = [one.get("original_max_position_embeddings") for one in each]  # layers may differ
+    original = min((value for value in stretched if isinstance(value, int)), default=None)
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
     found = [original, *(getattr(config, name, None) for name in names)]
     return next((value for value in found if isinstance(value, int) and value > 0), None)
+
+
+def _forget_lengths(model: nn.Module) -> None:
+    """Rotary positions that stretch with the text keep the stretch of the longest one: begin anew."""
+    for module in model.modules():
+        first = getattr(module, "original_max_seq_len", None)
+        for name in [key for key in vars(module) if first is not None and key.endswith("max_seq_len_cached")]:
+            kind = name.removesuffix("max_seq_len_cached")
+            original, now = (getattr(module, f"{kind}{what}inv_freq", None) for what in ("original_", ""))
+            if original is not None and now is not None and getattr(module, name) > first:
+                module.register_buffer(f"{kind}inv_freq", original.to(now.device), persistent=False)
+                setattr(module, name, first)
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,19 @@ def _silence() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+def each_shown(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each token looks like behind the one before it: some lose their space where a text begins."""
+    shown = []
+    for before, one in zip([None, *ids], ids, strict=False):
+        alone = tokenizer.decode([one], skip_special_tokens=False)
+        if before is not None:
+            left = tokenizer.decode([before], skip_special_tokens=False)
+            both = tokenizer.decode([before, one], skip_special_tokens=False)
+            alone = both.removeprefix(left) if both.startswith(left) and both.endswith(alone) else alone
+        shown.append(alone)
+    return shown
 
 
 def _vocabulary(tokenizer: Tokenizer) -> int:

@@ -4,7 +4,8 @@ d(L) is the mean over targets of NLL(L) - NLL(L_tr), tested by flipping the sign
 Holm over the lengths past L_tr.
 
 improves: some d < 0 is significant, none > 0. holds: none is significant. drifts: some d > 0 is significant, and
-e^d < 1.5 everywhere. explodes: e^d ≥ 1.5 somewhere.
+e^d < 1.5 everywhere. explodes: e^d ≥ 1.5 somewhere. No verdict: something differs, nothing explodes, and documents are
+so few that no difference could be significant.
 """
 
 import math
@@ -39,12 +40,16 @@ def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_l
     for row, corrected in zip(evidence, holm([row["p"] for row in evidence]), strict=True):
         row["p_holm"] = corrected
     named, first = _name(evidence)
+    count = len(set(units_N.tolist()))
+    mute = smallest_p(count) * len(beyond) >= ALPHA and any(row["difference"] for row in evidence)
+    counted = f"{count} {unit if count > 1 else unit.removesuffix('s')}"
+    why = f"{counted} cannot make any difference significant: take more --segments"
     return {
-        "verdict": named,
+        **({"verdict": None, "reason": why} if mute and named != "explodes" else {"verdict": named}),
         "first": first,
         "train_length": train_length,
         "resampled": unit,
-        "smallest_p": smallest_p(len(set(units_N.tolist()))),
+        "smallest_p": smallest_p(count),
         "evidence": evidence,
     }
 

@@ -1,6 +1,7 @@
 """fieldlens runs: what there is, and how far it got."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,10 @@ def runs(
 
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: runs are made by fieldlens train --out FOLDER/NAME")
-    rows = [_row(run) for run in runs_below(folder)]
+    rows = []
+    for run in runs_below(folder):
+        with suppress(BadInput):  # a status.json of something else
+            rows.append(_row(run))
     if as_json:
         print(json.dumps(rows, indent=2))
         return

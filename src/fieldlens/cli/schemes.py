@@ -9,6 +9,8 @@ from cyclopts import Parameter
 from fieldlens.cli.console import console
 from fieldlens.machine import Machine
 
+LONGEST = 2**24
+
 
 def schemes(
     *specs: str,
@@ -65,8 +67,8 @@ def schemes(
     if head is not None and not 1 <= head <= heads:
         raise BadInput(f"--head is {head}, but there are {heads} heads, counted from 1")
     length = length if length is not None else (8192 if heatmap or fit else 512)
-    if length < 2:
-        raise BadInput(f"--length is {length}: at least 2 distances are needed")
+    if not 2 <= length <= LONGEST:
+        raise BadInput(f"--length is {length}: from 2 to {LONGEST:,} distances are possible")
     built = [scheme(spec, heads, head_width).to(device) for spec in specs or registry()]
     report: dict[str, Any] = {"heads": heads, "head_width": head_width, "schemes": [_row(one) for one in built]}
     if fit or plot is not None:
