@@ -247,15 +247,18 @@ def evaluation(losses: dict[int, float], documents: int = 12) -> Evaluation:
 
 def test_the_smallest_context_and_window_within_one_percent() -> None:
     contexts = evaluation({32: 0.2, 64: 0.009, 128: 0.0, 256: 0.4})
-    found = Check(contexts, {8: evaluation({256: 0.011}), 16: evaluation({256: 0.005})}, cache_bytes=100, own=256)
+    found = Check(contexts, {8: evaluation({256: 0.011}), 16: evaluation({256: 0.005})}, cache_bytes=100, widths=[256])
     context, window = found.smallest("context"), found.smallest("window")
     assert context is not None
     assert window is not None
     assert (context["tokens"], context["best"]) == (64, "context 128")
     assert context["low"] < context["ratio"] < context["high"]
     assert (window["tokens"], window["cache_saved"], window["cache_bytes"]) == (16, 1 - 16 / 256, 1600)
-    assert Check(contexts, {8: evaluation({256: 0.5})}, None, 256).smallest("window") is None
-    nothing_kept = Check(contexts, {16: evaluation({256: 0.005})}, None, 256)
+    assert Check(contexts, {8: evaluation({256: 0.5})}, None, [256]).smallest("window") is None
+    mixed = Check(contexts, {16: evaluation({256: 0.005})}, 600, [8, 8, 8, 8, 8, 32]).smallest("window")
+    assert mixed is not None
+    assert (mixed["cache_saved"], mixed["cache_bytes"]) == (1 - 56 / 72, 5600)
+    nothing_kept = Check(contexts, {16: evaluation({256: 0.005})}, None, [256])
     assert "saves" not in " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, nothing_kept))
     said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, found))
     assert "The smallest sliding window within 1% of the best perplexity (context 128) is 16 tokens" in said

@@ -187,3 +187,16 @@ def test_weights_name_a_model() -> None:
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1e-3
     assert weights_hash(model) != before
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "each"),
+    [
+        ("llama", {}, 3 * 2 * 2 * 8 * 4),  # layers, keys and values, heads, width, bytes
+        ("falcon", {"alibi": False, "multi_query": True}, 3 * 2 * 1 * 8 * 4),
+        ("gpt2", {}, 3 * 2 * 4 * 8 * 4),
+        ("mamba", {}, None),
+    ],
+)
+def test_a_cache_is_weighed_by_trial(family: str, changes: dict[str, object], each: int | None) -> None:
+    assert subject(build(family, **changes)).cache_bytes == each

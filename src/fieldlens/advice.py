@@ -80,8 +80,8 @@ class Check:
     contexts: Evaluation
     windows: dict[int, Evaluation]
     cache_bytes: int | None
-    own: int
-    """Tokens that the model's cache holds anyway, in the mean over layers: its own windows, or the longest context."""
+    widths: Sequence[int]
+    """Tokens that the cache of each layer holds anyway: its own window, or the longest context."""
 
     def losses(self) -> dict[str, np.ndarray]:
         """The losses of every candidate, contexts and windows."""
@@ -100,7 +100,7 @@ class Check:
             if differences_N.mean() <= math.log1p(CLOSE_ENOUGH):
                 interval, _ = bootstrap_difference(differences_N, units_N)
                 low, high = (math.exp(v) if math.isfinite(v) and v < 700 else None for v in interval)
-                each = self.cache_bytes
+                each, kept = self.cache_bytes, sum(min(size, own) for own in self.widths)
                 return {
                     "tokens": size,
                     "best": best,
@@ -108,8 +108,8 @@ class Check:
                     "low": low,
                     "high": high,
                     "resampled": unit,
-                    "cache_saved": max(0.0, 1 - size / self.own) if each else None,
-                    "cache_bytes": each * min(size, self.own) if each else None,
+                    "cache_saved": 1 - kept / sum(self.widths) if each else None,
+                    "cache_bytes": each * kept // len(self.widths) if each else None,
                 }
         return None
 
@@ -152,7 +152,7 @@ def check(
     for width in _windows(subject, max(widths)):
         banded = Plan(protocol("last-token"), (length,), targets, seed, width, text.bos)
         windows[width] = evaluate(subject, text.documents, banded, anchors=anchors, **asked)
-    return Check(contexts, windows, subject.cache_bytes, sum(widths) // len(widths))
+    return Check(contexts, windows, subject.cache_bytes, widths)
 
 
 def _windows(subject: Subject, widest: int) -> list[int]:
@@ -173,7 +173,8 @@ def advise(found: ReceptiveField, theoretical: dict[str, Any] | None, checked: C
         apart = found.has_sink and found.stands_alone and not found.saturated(without_first=True)
         said.append(
             f"Not bounded at this length: 99% of the gradient needs {found.erf(0.99):,} of {found.length:,} tokens. "
-            f"Nothing is advised from that: measure at a larger --length{', or see below' if apart else ''}."
+            "Nothing is advised from that: measure at a larger --length, if model and text have room"
+            f"{', or see below' if apart else ''}."
         )
     said.append(f"The gradient lies {_spread(found, False)} of {found.length:,} tokens.")
     if found.has_sink and found.stands_alone:

@@ -16,7 +16,7 @@ from fieldlens.layout import narrower
 from fieldlens.machine import out_of_memory
 from fieldlens.reader import CHUNK
 from fieldlens.sampling import Sampling
-from fieldlens.subject import Theirs, band, close
+from fieldlens.subject import Theirs, band, bytes_held, close
 
 Watch = Callable[[Tensor], None]
 """Told the next token of each row, (B,), as soon as it is known."""
@@ -81,7 +81,7 @@ def write(
             if window is not None and ids_BT.shape[1] > CHUNK:  # a mask of the whole prompt would be quadratic
                 kept["prefill_chunk_size"] = CHUNK
             made = _generate(subject, ids_BT, mask_BT, tokens, sampling, end, watch, **kept)
-    return _bytes(made.past_key_values)
+    return bytes_held(made.past_key_values)
 
 
 def _write_anew(
@@ -210,11 +210,3 @@ def _own_settings(model: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = kept
-
-
-def _bytes(cache: Any) -> int | None:
-    layers = getattr(cache, "layers", None)
-    if not layers:
-        return None
-    held = [value for layer in layers for value in vars(layer).values() if isinstance(value, Tensor) and value.ndim > 1]
-    return sum(value.nbytes for value in held) if held else None

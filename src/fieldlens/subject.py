@@ -41,8 +41,6 @@ class Subject(ABC):
     """Those that every token meets: all but the embedding's."""
     scores = False
     """Whether its attention holds a score for every pair of tokens."""
-    cache_bytes: int | None = None
-    """Bytes of keys and values that a cache holds for each token."""
     train_length: int | None = None
     limit: int | None = None
     """Positions that the model has learned one by one: it cannot take more tokens than that."""
@@ -52,6 +50,11 @@ class Subject(ABC):
     @abstractmethod
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         """Logits after the last `keep` tokens, in pieces (B, t, V). `first` is the first token's position."""
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Bytes of keys and values that a cache holds for each token, all layers together; None if not known."""
+        return None
 
     def fits_cropped(self, tokens: int, reach: int, window: int | None) -> bool:
         """Whether a text of so many tokens, cut down to what its end can see, gives the end's own logits."""
@@ -103,8 +106,12 @@ class Ours(Subject):
         self.layers, self.width, self.heads = config.layers, config.width, config.heads
         self.parameters = _counted(decoder, decoder.embedding)
         self.train_length = config.train_length
-        self.cache_bytes = 2 * config.layers * config.width * self.dtype.itemsize
         self.windows = (config.window,) * config.layers
+
+    @property
+    def cache_bytes(self) -> int:
+        config = self.decoder.config
+        return 2 * config.layers * config.width * self.dtype.itemsize
 
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         # a relative scheme gives the same numbers wherever the text begins: begin at 0, to the same bits
@@ -130,7 +137,6 @@ class Theirs(Subject):
             getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
         )
         self.scores = model.config._attn_implementation == "eager"
-        self.cache_bytes = _cache_bytes(config, self.dtype)
         self.train_length, self.windows = _train_length(config), _windows(config)
         self.limit = _learned_positions(model)
         self._croppable: dict[tuple[int, int | None], bool] = {}
@@ -155,6 +161,24 @@ class Theirs(Subject):
     def _same_cropped(self, tokens: int, reach: int, window: int | None) -> bool:
         text_BT = self.noise(tokens)[:1]
         return close(self._last(text_BT, window), self._last(text_BT[:, -reach:], window))
+
+    @property
+    def cache_bytes(self) -> int | None:
+        return self._bytes_by_trial
+
+    @cached_property
+    def _bytes_by_trial(self) -> int | None:
+        """By what two tokens more take: some models keep less than a key and a value of every head and layer."""
+        held = []
+        for tokens in (2, 4):
+            try:
+                with torch.no_grad():
+                    made = self.model(input_ids=self.noise(tokens)[:1], use_cache=True)
+            except (RuntimeError, ValueError, TypeError, AttributeError, IndexError):
+                return None
+            held.append(bytes_held(getattr(made, "past_key_values", None)))
+        few, more = held
+        return (more - few) // 2 or None if few is not None and more is not None else None
 
     @cached_property
     def _takes_bands(self) -> bool:
@@ -236,11 +260,11 @@ def check_causal(subject: Subject) -> None:
         raise BadInput(f"{subject.name} is not causal: its prediction changes with a token that comes later")
 
 
-def _cache_bytes(config: Any, dtype: torch.dtype) -> int | None:
-    heads = getattr(config, "num_attention_heads", None)
-    kept = getattr(config, "num_key_value_heads", None) or heads
-    width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else None)
-    return 2 * config.num_hidden_layers * kept * width * dtype.itemsize if kept and width else None
+def bytes_held(cache: Any) -> int | None:
+    """What the keys and values in a cache of transformers take; None where they cannot be found."""
+    layers = getattr(cache, "layers", None) or []
+    held = [value for layer in layers for value in vars(layer).values() if isinstance(value, Tensor) and value.ndim > 1]
+    return sum(value.nbytes for value in held) if held else None
 
 
 def _counted(model: nn.Module, embedding: nn.Module) -> int:
