@@ -77,7 +77,6 @@ BUGS = [
     ("what is not sure does not break", "paper/evidence.py", "one.surely(-math.inf, SMALL)", "True"),
     ("one seed is enough", "paper/evidence.py", "len(self.seeds) >= least and all(", "all("),
     ("a seed may go its own way", "paper/evidence.py", ", *self.seeds))", ",))"),
-    ("a vote is let go of too early", "processes.py", "value._use_count() > 1", "value._use_count() > 99"),
     ("copies lie in two splits", "corpus.py", "return homes[text_of]", "return np.sort(homes[text_of])"),
     ("several texts in a row", "huggingface.py", "(given > before)", "(given > -1)"),
     ("later checkpoints stay", "checkpoint.py", "[late for late in found if late > path]", "[]"),
