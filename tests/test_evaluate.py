@@ -92,6 +92,10 @@ def test_another_configuration_is_another_model(home: Path, tmp_path: Path, caps
         found.append([row["nll"] for row in json.loads(capsys.readouterr().out)[0]["results"]])
     assert found[0] == found[2] != found[1]
     assert len(list((tmp_path / "evaluations").glob("m-*.json"))) == 2
+    shutil.copytree(tmp_path / "m", tmp_path / "b" / "m")
+    ask(tmp_path / "m", tmp_path / "b" / "m", "--corpus", home / "corpus", "--json")
+    first, second = (one["model"]["name"] for one in json.loads(capsys.readouterr().out))
+    assert first != second == f"m ({Path('b', 'm')})"
 
 
 def test_a_run_that_diverged_is_a_result(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

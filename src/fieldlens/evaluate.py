@@ -15,7 +15,7 @@ from fieldlens.corpus import SPLITS, open_corpus
 from fieldlens.documents import File
 from fieldlens.errors import BadInput, unknown
 from fieldlens.evaluation import KIND, Evaluation, Plan, read_evaluation
-from fieldlens.models import Origin, find, load
+from fieldlens.models import Origin, find, load, tell_apart
 from fieldlens.protocols import Anchor, Eligible, draw, protocol
 from fieldlens.results import write_json
 from fieldlens.schemes import check_window
@@ -107,6 +107,8 @@ def evaluate_all(
 ) -> list[tuple[Path, Evaluation]]:
     """Evaluate one model after another; all paths and texts are looked at before the first is loaded."""
     origins = [find(text) for text in models]
+    told = tell_apart(origins)  # runs of one scheme keep its name, by which they are compared
+    origins = [one if one.run else replace(one, name=name) for one, name in zip(origins, told, strict=True)]
     corpus = question.corpus or _own_corpus(origins) or "stdlib"
     question.plan(question.lengths, None)
     if question.batch is not None and question.batch < 1:
