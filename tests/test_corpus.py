@@ -141,6 +141,11 @@ def test_copies_alone_cannot_be_split(tmp_path: Path) -> None:
         open_corpus(str(lay(tmp_path, all__jsonl=jsonl(["a", "b"] * 20)))).check()
 
 
+def test_json_inside_a_name_is_a_name(tmp_path: Path) -> None:
+    lay(tmp_path, train__json__txt="a", validation__txt="b", test__txt="c")
+    assert list(open_corpus(str(tmp_path)).documents("train")) == ["a"]
+
+
 def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     lay(tmp_path / "elsewhere", a__txt="1")
     for number in "234":

@@ -265,9 +265,12 @@ def test_a_damaged_model_folder_is_written_again(
 ) -> None:
     shutil.copytree(whole, tmp_path / "run")
     run, before = Run(tmp_path / "run"), training.ending(whole)
+    (run.model / "mine.txt").write_text("a file of the user's does no harm")
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    train(small(corpus, scheme="kerple", steps=12), run.folder, resume=True, machine=CPU)
+    assert (run.model / "mine.txt").exists()
     (run.model / "model.safetensors").write_bytes(b"other")
     run.metrics.unlink()
-    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     status = train(small(corpus, scheme="kerple", steps=12), run.folder, resume=True, machine=CPU)
     assert training.ending(run.folder) == before
     wanted = json.loads((whole / "status.json").read_text())

@@ -106,15 +106,15 @@ def _sealed(content: dict[str, Any]) -> bytes:
     return f'{{"seal": "{hashlib.sha256(text.encode()).hexdigest()}", "content": {text}}}\n'.encode()
 
 
-def read_folder(path: Path) -> dict[str, bytes]:
-    """Every file of a folder, checked against its manifest. Raises Damaged."""
+def read_folder(path: Path, others: bool = False) -> dict[str, bytes]:
+    """Every file of a folder, checked against its manifest. Raises Damaged, for other files too unless allowed."""
     try:
         manifest = (path / MANIFEST).read_bytes()
         content = json.loads(manifest)["content"]
         listed = content["files"]
         found = {name: (path / name).read_bytes() for name in listed}
         present = {entry.name for entry in path.iterdir()} - {MANIFEST}
-        wrong = sorted(present ^ set(found)) + ([] if manifest == _sealed(content) else [MANIFEST])
+        wrong = ([] if others else sorted(present - set(found))) + ([] if manifest == _sealed(content) else [MANIFEST])
         wrong += [
             name
             for name, data in found.items()
@@ -128,9 +128,9 @@ def read_folder(path: Path) -> dict[str, bytes]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a folder is what was written."""
+    """Whether a folder has what was written, perhaps among other files."""
     try:
-        read_folder(path)
+        read_folder(path, others=True)
     except Damaged:
         return False
     return True

@@ -29,6 +29,7 @@ BUILT_IN = {"stdlib": "sources of the running Python's standard library, without
 
 _RULE = 1  # which document goes to which split; a change of the rule changes every fingerprint
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_JSON = re.compile(r"\.json(\.gz|\.zst)?$", re.IGNORECASE)
 _DATA = (".txt", ".jsonl", ".json", ".gz", ".zst", ".parquet")
 _TESTS = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
@@ -159,9 +160,9 @@ def open_corpus(text: str) -> Corpus:
     if odd := next((file for _, file in files if not file.is_file()), None):
         raise BadInput(f"{odd} is neither a file nor a folder")
     roles = roles_of([file for file, _ in files]) if path.is_dir() else None
-    named = [Path(file) for file in roles or ([] if path.is_dir() else [path.name])]
-    if odd := next((file for file in named if ".json" in file.suffixes[-2:]), None):
-        raise BadInput(f"{odd} may be lines of JSON or a plain text: name it .jsonl or .txt")
+    named = roles or ([] if path.is_dir() else [path.name])
+    if unclear := next((file for file in named if _JSON.search(file)), None):
+        raise BadInput(f"{unclear} may be lines of JSON or a plain text: name it .jsonl or .txt")
     if any(file.suffix.lower() == ".parquet" for _, file in files):
         return Corpus(name, *parquet(text, files, roles))
     if roles:

@@ -174,7 +174,7 @@ def _weights(origin: Origin, dtype: torch.dtype) -> Any:
         return _pretrained(origin.text, origin.text, dtype=dtype, local_files_only=not _hub_is_near())
     if origin.run is not None:
         try:
-            read_folder(origin.path)
+            read_folder(origin.path, others=True)
         except Damaged as error:
             raise BadInput(f"{origin.text}: the model folder is damaged ({error}); train again, or --resume") from None
     return (
