@@ -1,11 +1,8 @@
 """The paper: printed numbers entered twice, the scaling rule, states, and every artifact redrawn from results."""
 
 import csv
-import dataclasses
 import json
 import math
-import shutil
-import sys
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +15,6 @@ from shelving import Told, write_result
 from fieldlens.cli import main
 from fieldlens.decoder import Config, Decoder
 from fieldlens.draw import Line, growth_lines
-from fieldlens.errors import BadInput
 from fieldlens.paper import printed
 from fieldlens.paper.artifact import find, redraw, registry, state
 from fieldlens.paper.artifacts import arxiv_openwebtext2, efficient_inference, model_configs
@@ -26,7 +22,6 @@ from fieldlens.paper.cells import Score, both, score
 from fieldlens.paper.fields import distance
 from fieldlens.paper.scale import heading, scaled, spec_of, unscaled
 from fieldlens.paper.shelf import STAND_INS, Shelf
-from fieldlens.protocols import LastToken
 from fieldlens.receptive import ReceptiveField
 from fieldlens.study.plan import Job, Study, read_study
 
@@ -283,66 +278,6 @@ def test_the_protocol_is_drawn_from_its_own_indices(study: Study, monkeypatch: p
         assert 5 in commonest.values()
 
 
-# ---- states
-
-
-@pytest.fixture
-def rotary(study: Study, tmp_path: Path) -> tuple[Study, Path, Path]:
-    """All that one figure needs, drawn."""
-    folder, out = tmp_path / "results", tmp_path / "out"
-    for job in find("rotary_512").jobs(Shelf(study, folder)):
-        write_result(job, study, folder)
-    redraw(find("rotary_512"), Shelf(study, folder), out)
-    return study, folder, out
-
-
-def told(study: Study, folder: Path, out: Path) -> tuple[str, str]:
-    found = state(find("rotary_512"), Shelf(study, folder), out)
-    return found["state"], found["why"]
-
-
-def test_with_all_its_results_an_artifact_is_fresh(rotary: tuple[Study, Path, Path]) -> None:
-    assert told(*rotary) == ("fresh", "")
-
-
-def test_without_some_of_its_results_it_is_partial(rotary: tuple[Study, Path, Path]) -> None:
-    study, folder, out = rotary
-    shutil.rmtree(out)
-    shutil.rmtree(next(folder.glob("rotary-latex-1239-*")))
-    assert told(study, folder, out) == ("partial", "4 of 5 seeds, 4 of 5 runs")
-
-
-def test_without_any_it_is_missing(rotary: tuple[Study, Path, Path], tmp_path: Path) -> None:
-    assert told(rotary[0], tmp_path / "none", tmp_path / "nothing") == ("missing", "none of 5 runs")
-
-
-def test_another_configuration_makes_it_stale(rotary: tuple[Study, Path, Path]) -> None:
-    study, folder, out = rotary
-    asked = tuple(
-        dataclasses.replace(job, evaluations=({**job.evaluations[0], "segments": 401},)) for job in study.whole
-    )
-    found, why = told(dataclasses.replace(study, jobs=asked, whole=asked), folder, out)
-    assert found == "stale"
-    assert "5 of 5 results answer another question" in why
-
-
-def test_another_training_makes_it_missing_not_fresh(rotary: tuple[Study, Path, Path]) -> None:
-    study, folder, out = rotary
-    longer = tuple(dataclasses.replace(job, recipe=dataclasses.replace(job.recipe, steps=801)) for job in study.whole)
-    assert told(dataclasses.replace(study, jobs=longer, whole=longer), folder, out)[0] == "stale"  # drawn from others
-    shutil.rmtree(out)
-    assert told(dataclasses.replace(study, jobs=longer, whole=longer), folder, out)[0] == "missing"
-
-
-@pytest.mark.parametrize("name", ["model_configs", "dataset"])
-def test_what_needs_no_run_is_stale_when_the_study_is_another(study: Study, tmp_path: Path, name: str) -> None:
-    redraw(find(name), Shelf(study, tmp_path / "results"), tmp_path / "out")
-    longer = tuple(dataclasses.replace(job, recipe=dataclasses.replace(job.recipe, steps=801)) for job in study.whole)
-    others = [dataclasses.replace(study, jobs=longer, whole=longer), dataclasses.replace(study, pins={"latex": "new"})]
-    found = [state(find(name), Shelf(one, tmp_path / "results"), tmp_path / "out")["state"] for one in (study, *others)]
-    assert found == ["fresh", "stale", "stale"]
-
-
 def test_growth_is_over_a_models_own_perplexity_where_it_was_trained() -> None:
     wide = [None, None, None]
     lines = [
@@ -356,75 +291,6 @@ def test_growth_is_over_a_models_own_perplexity_where_it_was_trained() -> None:
     assert drawn["b"] == [0.9, 1.0, 9.0]
     assert "c" not in drawn
     assert panel.get_ylim() == (pytest.approx(0.87), 1.5)
-
-
-def test_other_printed_numbers_make_a_drawing_stale(
-    rotary: tuple[Study, Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fieldlens.paper.artifact.printed_text", lambda: "others")
-    assert told(*rotary)[0] == "stale"
-
-
-def test_another_protocol_version_makes_it_stale(
-    rotary: tuple[Study, Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LastToken, "version", 2)
-    _, folder, out = rotary
-    assert told(read_study("paper"), folder, out)[0] == "stale"
-
-
-def test_another_text_makes_it_stale(rotary: tuple[Study, Path, Path]) -> None:
-    study, folder, out = rotary
-    assert told(dataclasses.replace(study, pins={"latex": "another"}), folder, out)[0] == "stale"
-
-
-def test_a_changed_result_makes_the_drawing_stale_until_it_is_drawn_again(rotary: tuple[Study, Path, Path]) -> None:
-    study, folder, out = rotary
-    path = next(folder.glob("rotary-*/measurement.npz"))
-    norms = np.load(path)["norms"]
-    np.savez(path, norms=norms[:, ::-1])
-    assert told(*rotary) == ("stale", "drawn from other results than are there now")
-    redraw(find("rotary_512"), Shelf(study, folder), out)
-    assert told(*rotary)[0] == "fresh"
-
-
-def test_what_is_no_longer_drawn_is_removed(rotary: tuple[Study, Path, Path]) -> None:
-    study, folder, out = rotary
-    about = json.loads((out / "rotary_512.json").read_text())
-    for name in ("rotary_512-prose.png", "mine.txt"):
-        (out / name).write_text("old")
-    (out / "rotary_512.json").write_text(json.dumps(about | {"files": [*about["files"], "rotary_512-prose.png"]}))
-    redraw(find("rotary_512"), Shelf(study, folder), out)
-    assert not (out / "rotary_512-prose.png").exists()
-    assert (out / "mine.txt").exists()
-    assert told(*rotary)[0] == "fresh"
-
-
-def test_runs_that_failed_are_said_after_the_drawing(
-    rotary: tuple[Study, Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study, folder, out = rotary
-    monkeypatch.setattr(sys.modules["fieldlens.cli.paper"], "conduct", lambda *_: None)
-    jobs = find("rotary_512").jobs(Shelf(study, folder))
-    shutil.rmtree(folder / jobs[0].name)
-    (folder / jobs[0].name).mkdir()
-    (folder / jobs[0].name / "failed.json").write_text(json.dumps({"addresses": jobs[0].addresses}))
-    words = ["paper", "rotary_512", "--run", "--results", str(folder), "--out", str(out)]
-    with pytest.raises(SystemExit) as stop:
-        main([*words, "--runs", str(folder.parent / "runs")])
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert "drawn: " in said.out
-    assert f"1 of {len(jobs)} runs failed" in said.err
-    main([*words, "--runs", str(folder.parent / "runs"), "--retry"])
-    assert not (folder / jobs[0].name / "failed.json").exists()
-
-
-def test_a_stale_result_is_not_drawn(rotary: tuple[Study, Path, Path], tmp_path: Path) -> None:
-    study, folder, _ = rotary
-    shelf = Shelf(dataclasses.replace(study, pins={"latex": "another"}), folder)
-    with pytest.raises(BadInput, match="has no result of any that study 'paper' asks for"):
-        redraw(find("rotary_512"), shelf, tmp_path)
 
 
 # ---- the command
@@ -483,11 +349,3 @@ def test_the_list_names_every_artifact(tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().out
     assert all(name in said for name in registry())
     assert "missing" in said
-
-
-def test_training_times_are_the_processors_own_on_a_cpu(rotary: tuple[Study, Path, Path]) -> None:
-    study, folder, _ = rotary
-    assert set(Shelf(study, folder).seconds("rotary", "arxiv").values()) == {60.0}
-    place = next(folder.glob("rotary-latex-1239-*")) / "result.json"
-    place.write_text(json.dumps(json.loads(place.read_text()) | {"machine": {"device": "cpu"}}))
-    assert Shelf(study, folder).seconds("rotary", "arxiv")[1239] == 50.0

@@ -43,7 +43,7 @@ class Gradients:
         effort = backward(subject, length, self.seam.checkpointing)
         self.batch = max(1, min(8, int(room / effort.bytes), 4096 // length))
         self.memory = self.batch * effort.bytes
-        count = len(self.seam.blocks)
+        count = len(self.seam.its_layers)
         self.layers_chosen = sorted({round(n) for n in np.linspace(0, count - 1, min(LAYERS, count))}) if count else []
         # in gradients: a layer's gradient costs as much as lies below it
         self.layer_cost = 1 + sum((number + 1) / count for number in self.layers_chosen)

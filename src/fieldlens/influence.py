@@ -31,7 +31,8 @@ class Seam:
     def __init__(self, subject: Subject, checkpointing: bool = False, shortcut: bool = False) -> None:
         self.subject, self.checkpointing, self.shortcut = subject, checkpointing, shortcut
         self.module, self.embedding = _parts(subject)
-        self.blocks = layers_of(subject)
+        self.its_layers = layers_of(subject)
+        """Its layers, bottom up."""
         self.reason = ""
         """Why the last gradient that was undefined was so."""
 
@@ -57,13 +58,13 @@ class Seam:
         """The same for the output of each layer, or of those chosen, along a random direction: (R, B, T) float64."""
         inputs_BT = ids_BT[:, :-1].to(self.subject.device)
         found = []
-        with self.open() as leaf, self._layer_outputs() as outputs, torch.enable_grad():
+        with self.open() as leaf, outputs_of(self.its_layers) as outputs, torch.enable_grad():
             for _ in self.subject.logits(inputs_BT, 1, window, 0):
                 pass
             chance = torch.Generator().manual_seed(seed)
             wanted = list(range(len(outputs)) if chosen is None else chosen)
             for number in wanted:
-                last_BD = outputs[number][:, -1]
+                last_BD = outputs[number][1][:, -1]
                 direction_D = torch.randn(last_BD.shape[-1], generator=chance).to(last_BD)
                 gradient_BTD = _gradient((last_BD @ direction_D).sum(), leaf(), keep=number != wanted[-1])
                 found.append(self._norms(gradient_BTD, leaf(), last_BD.detach()))
@@ -87,25 +88,12 @@ class Seam:
         with ExitStack() as stack:
             stack.enter_context(frozen(self.module))
             if self.checkpointing:
-                stack.enter_context(recomputing(self.subject, self.blocks))
+                stack.enter_context(recomputing(self.subject, self.its_layers))
             if self.shortcut:
-                stack.enter_context(last_query(self.blocks[-1]))
+                stack.enter_context(last_query(self.its_layers[-1]))
             handle = self.embedding.register_forward_hook(cut)
             stack.callback(handle.remove)
             yield leaf
-
-    @contextmanager
-    def _layer_outputs(self) -> Iterator[list[Tensor]]:
-        """The outputs of the layers of the next forward, bottom up."""
-        outputs: list[Tensor] = []
-
-        def keep(module: nn.Module, arguments: Any, output: Any) -> None:
-            outputs.append(output[0] if isinstance(output, tuple) else output)
-
-        with ExitStack() as stack:
-            for layer in self.blocks:
-                stack.callback(layer.register_forward_hook(keep).remove)
-            yield outputs
 
     def _norms(self, gradient_BTD: Tensor, leaf_BTD: Tensor, outcome_BV: Tensor) -> Tensor:
         # In float64: the squares of what is below 1e-19 are zero in float32, and a window's edge is that small.
@@ -178,18 +166,26 @@ def layers_of(subject: Subject) -> list[nn.Module]:
 
 def _run_once(subject: Subject, found: list[nn.Module]) -> list[nn.Module]:
     """Of some layers those that a text runs through, once, as states (B, T, D): not those of an eye or an ear."""
-    outputs: dict[nn.Module, list[Any]] = {layer: [] for layer in found}
+    ids_BT = torch.zeros(1, min(8, subject.limit or 8), dtype=torch.long, device=subject.device)
+    with outputs_of(found) as outputs, torch.no_grad():
+        for _ in subject.logits(ids_BT, 1, None, 0):
+            pass
+    ran = [layer for layer, states in outputs if getattr(states, "ndim", 0) == 3]
+    return [layer for layer in found if ran.count(layer) == 1]
+
+
+@contextmanager
+def outputs_of(layers: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Any]]]:
+    """What these layers give in the next forward, in the order in which they run."""
+    outputs: list[tuple[nn.Module, Any]] = []
 
     def keep(module: nn.Module, arguments: Any, output: Any) -> None:
-        outputs[module].append(output[0] if isinstance(output, tuple) else output)
+        outputs.append((module, output[0] if isinstance(output, tuple) else output))
 
-    with ExitStack() as stack, torch.no_grad():
-        for layer in found:
+    with ExitStack() as stack:
+        for layer in layers:
             stack.callback(layer.register_forward_hook(keep).remove)
-        tokens = min(8, subject.limit or 8)
-        for _ in subject.logits(torch.zeros(1, tokens, dtype=torch.long, device=subject.device), 1, None, 0):
-            pass
-    return [layer for layer, some in outputs.items() if len(some) == 1 and getattr(some[0], "ndim", 0) == 3]
+        yield outputs
 
 
 @contextmanager
@@ -206,7 +202,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def recomputing(subject: Subject, blocks: Sequence[nn.Module]) -> Iterator[None]:
+def recomputing(subject: Subject, layers: Sequence[nn.Module]) -> Iterator[None]:
     """While this holds, each layer keeps only its input and is computed again in backward."""
     if isinstance(subject, Ours):
         before, subject.decoder.checkpointing = subject.decoder.checkpointing, True
@@ -218,7 +214,7 @@ def recomputing(subject: Subject, blocks: Sequence[nn.Module]) -> Iterator[None]
     # transformers recomputes only layers in training mode: these modules alone are put there, with their dropout off
     again = functools.partial(checkpoint, use_reentrant=False)
     with ExitStack() as stack:
-        for layer in blocks:
+        for layer in layers:
             changes = {"training": True, "gradient_checkpointing": True, "_gradient_checkpointing_func": again}
             changes |= {name: 0.0 for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)}
             stack.callback(vars(layer).update, {name: vars(layer)[name] for name in changes if name in vars(layer)})

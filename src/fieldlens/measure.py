@@ -57,14 +57,13 @@ def _one(
     watch({"stage": name})
     model = load(origin, device, dtype, question.train_length)
     subject = model.subject
-    length = question.length or _fitting(subject, text, max(question.segments, question.check and question.targets))
+    targets = question.targets if question.check else 0
+    length = question.length or _fitting(subject, text, max(question.segments, targets))
     _check(subject, text, length, question)
     spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
     room = sum(span.anchors for span in spans)
-    if question.check and room < question.targets:
-        raise BadInput(
-            f"--check wants {question.targets} targets, and this text has room for {room}: give fewer --targets"
-        )
+    if room < targets:
+        raise BadInput(f"--check wants {targets} targets, and this text has room for {room}: give fewer --targets")
     anchors = draw(spans, question.segments, question.target_seed)
     gradients = Gradients(subject, text, length, question, watch)
     norms_NT = gradients.norms(anchors)

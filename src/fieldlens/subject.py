@@ -51,7 +51,7 @@ class Subject(ABC):
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         """Logits after the last `keep` tokens, in pieces (B, t, V). `first` is the first token's position."""
 
-    @property
+    @cached_property
     def cache_bytes(self) -> int | None:
         """Bytes of keys and values that a cache holds for each token, all layers together; None if not known."""
         return None
@@ -108,8 +108,8 @@ class Ours(Subject):
         self.train_length = config.train_length
         self.windows = (config.window,) * config.layers
 
-    @property
-    def cache_bytes(self) -> int:
+    @cached_property
+    def cache_bytes(self) -> int | None:
         config = self.decoder.config
         return 2 * config.layers * config.width * self.dtype.itemsize
 
@@ -162,12 +162,8 @@ class Theirs(Subject):
         text_BT = self.noise(tokens)[:1]
         return close(self._last(text_BT, window), self._last(text_BT[:, -reach:], window))
 
-    @property
-    def cache_bytes(self) -> int | None:
-        return self._bytes_by_trial
-
     @cached_property
-    def _bytes_by_trial(self) -> int | None:
+    def cache_bytes(self) -> int | None:
         """By what two tokens more take: some models keep less than a key and a value of every head and layer."""
         held = []
         for tokens in (2, 4):

@@ -1,13 +1,13 @@
 """fieldlens runs: what there is, and how far it got."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from fieldlens.cli.console import console
+from fieldlens.errors import BadInput
 from fieldlens.machine import Machine
 
 
@@ -28,16 +28,12 @@ def runs(
     as_json
         Print JSON.
     """
-    from fieldlens.errors import BadInput
     from fieldlens.run import runs_below
     from fieldlens.sheet import Sheet
 
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: runs are made by fieldlens train --out FOLDER/NAME")
-    rows = []
-    for run in runs_below(folder):
-        with suppress(BadInput):  # a status.json of something else
-            rows.append(_row(run))
+    rows = [_row(run) for run in runs_below(folder)]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -56,7 +52,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _row(run: Any) -> dict[str, Any]:
-    status, recipe = run.read(run.status), run.read(run.config).get("recipe", {})
+    try:
+        status, recipe = run.read(run.status), run.read(run.config).get("recipe", {})
+    except BadInput:  # damaged, or of something else: the others are shown all the same
+        status, recipe = {"state": "unreadable"}, {}
     history = run.history()
     last = history[-1] if history else {}
     validations = [row["validation_perplexity"] for row in history if row.get("validation_perplexity") is not None]
