@@ -326,7 +326,7 @@ def test_documents_that_are_too_few_for_any_test_give_no_verdict() -> None:
 
 
 def test_an_interval_that_is_not_there_has_no_end() -> None:
-    (row,) = fieldlens.perplexity(decoder(), text(900), [8], 1).rows()
+    (row,) = fieldlens.perplexity(decoder(), text(900), [8], 2).rows()
     assert (row["low"], row["high"]) == (None, None)
 
 
