@@ -114,6 +114,27 @@ def test_last_position_mode_computes_less() -> None:
     assert seen == [(7, 4), (4, 1)]
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_what_stands_in_place_of_a_projection_counts_in_last_position_mode(window: int | None) -> None:
+    """As adapters put it there: the projection and something more."""
+
+    class Adapted(torch.nn.Module):
+        def __init__(self, base: torch.nn.Module) -> None:
+            super().__init__()
+            self.base, self.more = base, torch.nn.Linear(32, 96)
+
+        def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+            return self.base(x_BSD) + self.more(x_BSD)
+
+    model, ids_BT = (
+        fieldlens.Decoder(fieldlens.Config(scheme="alibi", window=window, **SMALL)),
+        torch.randint(60, (2, 9)),
+    )
+    for block in model.blocks:
+        block.qkv = Adapted(block.qkv)
+    assert (model(ids_BT, last=True) - model(ids_BT)[:, -1:]).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -124,6 +145,8 @@ def test_last_position_mode_computes_less() -> None:
         ({"layers": 2.5}, "layers is 2.5: a whole number"),
         ({"init_std": -1.0}, "init_std is -1"),
         ({"window": 0}, "window is 0"),
+        ({"train_length": 0}, "train_length is 0: a whole number from 1"),
+        ({"train_length": 2.5}, "train_length is 2.5"),
         ({"scheme": "sandwhich"}, "did you mean 'sandwich'"),
         ({"scheme": "rotary", "width": 36}, "head width is 9"),
     ],
@@ -144,6 +167,8 @@ def test_bad_calls_are_refused() -> None:
         model(ids[:, :0])
     with pytest.raises(BadInput, match=r"positions has the shape \(5,\), wanted is \(3,\) or \(1, 3\)"):
         model(ids, positions=torch.arange(5))
+    with pytest.raises(BadInput, match=r"positions are torch\.float32: whole numbers are wanted"):
+        model(torch.zeros(1, 3, dtype=torch.long), positions=torch.tensor([0, 0.5, 1]))
     with pytest.raises(BadInput, match="a cache and the positions of its keys go together"):
         model(ids, key_positions=torch.arange(3))
     with pytest.raises(BadInput, match=r"token ids are whole numbers of shape \(batch, tokens\)"):

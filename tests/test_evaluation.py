@@ -305,8 +305,8 @@ def test_verdicts(shifts: dict[int, float], verdict: str, first: int | None) -> 
 def test_a_verdict_needs_a_training_length_and_something_beyond() -> None:
     losses, documents = losses_of({128: 0, 256: 1})
     assert "not known" in judge(losses, documents, "documents", None)["reason"]
-    assert "training length 64 itself" in judge(losses, documents, "documents", 64)["reason"]
-    assert "training length 256 or more" in judge(losses, documents, "documents", 256)["reason"]
+    assert "training length 64 itself was not evaluated" in judge(losses, documents, "documents", 64)["reason"]
+    assert "no length past the training length 256 was" in judge(losses, documents, "documents", 256)["reason"]
 
 
 def test_documents_that_are_too_few_for_any_test_give_no_verdict() -> None:

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import fieldlens
+from fieldlens import schemes
 from fieldlens.errors import BadInput
 from fieldlens.huggingface import FieldlensForCausalLM, folder_files
 
@@ -39,6 +42,35 @@ def test_folder_round_trips_bit_for_bit(every_spec: str, tied: bool, tmp_path: P
     for file in ("config.json", "model.safetensors"):
         assert (tmp_path / "second" / file).read_bytes() == (folder / file).read_bytes()
     assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
+
+
+class Keeper(schemes.Scheme):
+    """bias(Δ) = -slope·Δ, from a tensor that is no parameter, kept in the way that `kind` says."""
+
+    def __init__(self, heads: int, head_width: int, *, kind: str = "plain") -> None:
+        super().__init__(heads, head_width)
+        slopes_H = torch.arange(1.0, heads + 1)
+        if kind == "plain":
+            self.slopes_H = slopes_H
+        else:
+            self.register_buffer("slopes_H", slopes_H, persistent=kind == "kept")
+
+    def bias(self, distances_N: Tensor) -> Tensor:
+        return -schemes.exact(self.slopes_H)[:, None] * distances_N
+
+
+@pytest.mark.parametrize("kind", ["plain", "fleeting", "kept"])
+def test_a_scheme_may_keep_tables(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeper, "name", "keeper", raising=False)
+    monkeypatch.setitem(schemes._REGISTRY, "keeper", Keeper)
+    model, ids = decoder(f"keeper:kind={kind}"), torch.randint(60, (2, 30))
+    if kind == "kept":
+        model.scheme.slopes_H *= 2
+    tmp_path.joinpath("ours").mkdir()
+    for name, data in folder_files(model).items():
+        tmp_path.joinpath("ours", name).write_bytes(data)
+    for folder in (save(model, tmp_path / "theirs"), tmp_path / "ours"):
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(ids).logits, model(ids))
 
 
 def greedy(model: fieldlens.Decoder, ids: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -147,13 +179,81 @@ def test_a_mask_says_only_what_is_padding() -> None:
     assert torch.equal(*seen)
 
 
-def test_only_a_tokenizers_files_join_a_model_folder(tmp_path: Path) -> None:
-    for name in ("tokenizer.json", "special_tokens_map.json", "merges.txt", "adapter_config.json", "config.json"):
+def test_what_joins_a_model_folder(tmp_path: Path) -> None:
+    """A tokenizer's files and no others, and which token ends a text."""
+    for name in ("special_tokens_map.json", "merges.txt", "adapter_config.json", "config.json"):
         (tmp_path / name).write_text("{}")
+    Tokenizer(models.WordLevel({"a": 0, "<|endoftext|>": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     found = folder_files(decoder("none"), tmp_path)
     assert sorted(found) == [
-        "config.json", "merges.txt", "model.safetensors", "special_tokens_map.json", "tokenizer.json"
+        "config.json", "generation_config.json", "merges.txt", "model.safetensors", "special_tokens_map.json",
+        "tokenizer.json",
     ]  # fmt: skip
+    (tmp_path / "model").mkdir()
+    for name, data in found.items():
+        (tmp_path / "model" / name).write_bytes(data)
+    settings = AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config
+    assert (settings.eos_token_id, settings.pad_token_id) == (1, 1)
+
+
+def test_what_learned_schemes_need_holds_in_anybodys_loop() -> None:
+    """KERPLE's parameters must stay positive; two forwards may come before one backward."""
+    wrapped, ids = FieldlensForCausalLM.of(decoder("kerple")).train(), torch.randint(60, (2, 9))
+    optimiser = torch.optim.SGD(wrapped.parameters(), 0.1)
+    with torch.no_grad():
+        wrapped.decoder.scheme.a_H.fill_(-1)
+    for _ in range(2):
+        (wrapped(ids, labels=ids).loss + wrapped(ids, labels=ids).loss).backward()
+        assert (wrapped.decoder.scheme.a_H >= 0.01).all()
+        optimiser.step()
+
+
+def test_states_of_every_layer_are_given_when_asked_for() -> None:
+    model, ids = decoder("sinusoidal"), torch.randint(60, (2, 9))
+    wrapped, seen = FieldlensForCausalLM.of(model), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, given, out: seen.append(out))
+    found = wrapped(ids, output_hidden_states=True).hidden_states
+    assert torch.equal(found[0], model.embed(ids) + model.scheme.embedding(torch.arange(9)).float())
+    assert torch.equal(found[1], seen[0])
+    assert torch.equal(model.head(found[2]), model(ids))
+    assert wrapped(ids).hidden_states is None
+    with pytest.raises(BadInput, match="output_attentions is not offered"):
+        wrapped(ids, output_attentions=True)
+
+
+def test_outputs_may_be_a_plain_tuple() -> None:
+    model, ids = decoder("none"), torch.randint(60, (2, 9))
+    logits, _ = FieldlensForCausalLM.of(model)(ids, return_dict=False)
+    assert torch.equal(logits, model(ids))
+
+
+def test_how_a_folder_may_be_opened(tmp_path: Path) -> None:
+    model, ids = decoder("alibi"), torch.randint(60, (2, 9))
+    folder = save(model, tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    assert torch.equal(opened(ids).logits, model(ids))
+    with pytest.raises(BadInput, match="weights that wait on the disk are not offered"):
+        AutoModelForCausalLM.from_pretrained(folder, device_map={"": "disk"}, offload_folder=tmp_path / "away")
+
+
+def test_a_cache_filled_in_inference_mode_can_be_written_on() -> None:
+    wrapped, ids = FieldlensForCausalLM.of(decoder("alibi", window=5)), torch.randint(60, (1, 9))
+    with torch.inference_mode():
+        cache = wrapped(ids[:, :6]).past_key_values
+    with torch.no_grad():
+        rest = [wrapped(ids[:, at : at + 1], past_key_values=cache).logits for at in range(6, 9)]
+        assert (torch.cat(rest, 1) - wrapped(ids).logits[:, 6:]).abs().max() < 1e-5
+
+
+def test_rows_of_a_cache_can_be_repeated_and_chosen() -> None:
+    wrapped, ids = FieldlensForCausalLM.of(decoder("alibi")), torch.randint(60, (2, 9))
+    with torch.no_grad():
+        cache = wrapped(ids[:, :8]).past_key_values
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([3, 0]))
+        last = wrapped(ids[[1, 0], 8:], past_key_values=cache).logits
+        assert (last - wrapped(ids[[1, 0]]).logits[:, 8:]).abs().max() < 1e-5
 
 
 def test_a_mask_of_another_shape_is_refused() -> None:

@@ -65,9 +65,12 @@ def test_listing_and_model_know_it(environment: dict[str, str]) -> None:
     assert python(environment, "-c", program).strip() == "(1, 4, 9)"
 
 
-def test_contracts_run_over_it(environment: dict[str, str]) -> None:
-    words = ["-m", "pytest", "tests/test_contracts.py", "-k", "cliff", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    assert " passed" in python(environment, *words)
+def test_contracts_run_over_the_example() -> None:
+    """The command of docs/own-scheme.md."""
+    walk = (ROOT / "docs" / "own-scheme.md").read_text()
+    (command,) = [line for line in walk.splitlines() if line.startswith("python -m pytest")]
+    environment = {**os.environ, "FIELDLENS_PLUGINS": "examples/cliff.py"}
+    assert " passed" in python(environment, *command.split()[1:], "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 def test_a_module_can_be_named_too(environment: dict[str, str], tmp_path: Path) -> None:
@@ -90,6 +93,37 @@ def test_a_plugin_that_is_not_there(plugin: str, message: str) -> None:
     assert child.returncode == 2
     assert message in child.stderr
     assert child.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("class Cliff(Scheme):", "class Cliff(Scheme)", "SyntaxError: "),
+        ("edge: int = 3", "edge=3", "option 'edge' of scheme 'cliff' is declared without a type or a default"),
+        ("edge: int = 3", "edge: int", "option 'edge' of scheme 'cliff' is declared without a type or a default"),
+        ("[:, None] * (", "* (", "the bias of scheme 'cliff' has the shape (12,): one row for each of 12 heads"),
+    ],
+)
+def test_slips_in_a_plugin_are_one_line(old: str, new: str, message: str, environment: dict[str, str]) -> None:
+    file = Path(environment["FIELDLENS_PLUGINS"])
+    file.write_text(PLUGIN.replace(old, new).replace("(distances_N >= self.edge)", "(distances_N[:1] >= self.edge)"))
+    child = subprocess.run(
+        [sys.executable, "-m", "fieldlens", "schemes", "cliff", "--plot", str(file.with_suffix(".png"))],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert child.returncode == 2, child.stderr
+    assert message in child.stderr
+    assert child.stderr.count("\n") == 1
+
+
+def test_a_plugin_can_be_pickled(environment: dict[str, str]) -> None:
+    program = (
+        "import pickle, fieldlens\n"
+        "shape = dict(layers=1, width=8, heads=2, vocabulary=9)\n"
+        "model = fieldlens.Decoder(fieldlens.Config(scheme='cliff', **shape))\n"
+        "print(pickle.loads(pickle.dumps(model)).scheme.spec)"
+    )
+    assert python(environment, "-c", program).strip() == "cliff"
 
 
 def test_two_schemes_of_one_name(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """fieldlens generate, as a user calls it, on runs trained here."""
 
 import json
+import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from fieldlens import cli
 from fieldlens.generation import generate
 from fieldlens.models import find, load
 from fieldlens.sampling import Sampling
-from fieldlens.tokenizer import Coder
+from fieldlens.tokenizer import Coder, ends_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags.*")
 
@@ -107,6 +109,46 @@ def test_it_stops_at_the_end_of_the_text_unless_told_not_to(
     assert ask(capsys, *asked)[1] == "\n"
     assert json.loads(ask(capsys, *asked, "--json")[1])["ended"]
     assert ask(capsys, *asked, "--past-end")[1] == 4 * "<|endoftext|>" + "\n"
+    shutil.copytree(tmp_path / "ended", tmp_path / "other")
+    described = json.loads((tmp_path / "ended" / "tokenizer.json").read_text())
+    described["added_tokens"] = []
+    del described["model"]["vocab"]["<|endoftext|>"]
+    described["model"]["vocab"]["<|im_end|>"] = 0
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(described))
+    (tmp_path / "other" / "tokenizer_config.json").write_text("{}")
+    asked = (tmp_path / "other", *asked[1:], "--json")
+    assert not json.loads(ask(capsys, *asked)[1])["ended"]  # nobody says that this token ends a text
+    (tmp_path / "other" / "generation_config.json").write_text('{"eos_token_id": [7, 0]}')
+    assert json.loads(ask(capsys, *asked)[1])["ended"]
+
+
+def test_every_end_of_a_tokenizer_counts(home: Path, tmp_path: Path) -> None:
+    """A chat's eos_token and the end of text are two."""
+    shutil.copy(home / "alibi" / "model" / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "é"}')
+    coder = Coder(tmp_path)
+    assert ends_of(coder.tokenizer, tmp_path) == [coder.end, coder.tokenizer.token_to_id("é")]
+
+
+@pytest.mark.parametrize("words", [["--prompt", "- item"], ["--prompt=- item"]])
+def test_a_prompt_may_begin_with_a_hyphen(words: list[str], home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ask(capsys, home / "alibi", *words, "--tokens", 2, "--json")
+    assert (code, json.loads(out)["prompt"]) == (0, "- item")
+
+
+def test_marks_in_a_prompt_are_marks(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(ask(capsys, home / "alibi", "--prompt", "<|endoftext|>abc", "--tokens", 2, "--json")[1])
+    plain = json.loads(ask(capsys, home / "alibi", "--prompt", "abc", "--tokens", 2, "--json")[1])
+    assert found["stats"]["prompt_tokens"] == plain["stats"]["prompt_tokens"] + 1
+
+
+def test_a_prompt_can_come_through_a_pipe(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(PROMPT,))
+    writer.start()
+    code, out, _ = ask(capsys, home / "alibi", "--prompt-file", tmp_path / "pipe", "--tokens", 2, "--json")
+    writer.join()
+    assert (code, json.loads(out)["prompt"]) == (0, PROMPT)
 
 
 def test_a_prompt_from_a_file_is_that_prompt(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

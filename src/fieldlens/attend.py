@@ -27,6 +27,9 @@ def fused_rows(keys: int) -> int:
 def bias_table(scheme: Scheme, reach: int, like: Tensor) -> Tensor | None:
     """A scheme's biases for distances 0..reach-1 in the type of the computation, never below float32: (H, N)."""
     table_HN = scheme.bias(torch.arange(reach, device=like.device))
+    if table_HN is not None and table_HN.shape not in ((scheme.heads, reach), (1, reach)):
+        wanted = f"one row for each of {scheme.heads} heads, or one for all, of {reach} distances"
+        raise BadInput(f"the bias of scheme '{scheme.name}' has the shape {tuple(table_HN.shape)}: {wanted}")
     return None if table_HN is None else table_HN.to(_wide(like))
 
 

@@ -44,7 +44,7 @@ class Tail:
         assert self.seen + count <= self.most, "more tokens than were announced"
         if self._wants_gradients(new):
             return self._join(new)
-        if self.buffer is None or self.stop + count > self.buffer.shape[self.axis]:
+        if self.buffer is None or self.stop + count > self.buffer.shape[self.axis] or _closed(self.buffer):
             size = self._size(kept + count)
             if kept + count > size:  # a chunk that is too long for any buffer of this window: keep its end
                 whole = self._join(new)
@@ -84,7 +84,7 @@ class Tail:
     def _move(self, size: int, like: Tensor) -> None:
         """Bring the tokens that are still seen to the front of a buffer of this size."""
         old, kept = self.buffer, self.kept
-        if old is None or old.shape[self.axis] != size or old.requires_grad:
+        if old is None or old.shape[self.axis] != size or old.requires_grad or _closed(old):
             shape = list(like.shape)
             shape[self.axis] = size
             self.buffer = like.new_empty(shape)
@@ -94,6 +94,11 @@ class Tail:
             # in one buffer the tokens may overlap with where they go
             self.buffer.narrow(self.axis, 0, kept).copy_(seen.clone() if old is self.buffer else seen)
         self.stop = kept
+
+
+def _closed(buffer: Tensor) -> bool:
+    """Whether it was made under inference mode and we are outside: torch then lets nobody write to it."""
+    return buffer.is_inference() and not torch.is_inference_mode_enabled()
 
 
 class SlidingCache:

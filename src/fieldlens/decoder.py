@@ -41,8 +41,10 @@ class Config:
                 raise BadInput(f"{what} is {getattr(self, what)}: more than 0 is needed")
         if self.width % self.heads:
             raise BadInput(f"width {self.width} is not a multiple of heads {self.heads}")
-        if self.mlp_width is not None and self.mlp_width < 1:
-            raise BadInput(f"mlp_width is {self.mlp_width}: at least 1 is needed")
+        for what in ("mlp_width", "train_length"):
+            value = getattr(self, what)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise BadInput(f"{what} is {value}: a whole number from 1 is needed")
         object.__setattr__(self, "scheme", canonical(self.scheme, self.window))
         object.__setattr__(self, "window", parse(self.scheme)[1].get("window"))
         object.__setattr__(self, "mlp_width", self.mlp_width or 4 * self.width)
@@ -90,15 +92,9 @@ class Block(nn.Module):
         return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD))))
 
     def _project(self, x_BSD: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
-        width = x_BSD.shape[-1]
-        if queries == x_BSD.shape[1]:
-            q, k, v = self.qkv(x_BSD).split(width, -1)
-        else:
-            weight, bias = self.qkv.weight, self.qkv.bias
-            q = F.linear(x_BSD[:, -queries:], weight[:width], bias[:width])
-            k, v = F.linear(x_BSD, weight[width:], bias[width:]).split(width, -1)
-        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))
-        return q, k, v
+        # always through the module: what was put in its place, an adapter for one, must count for the last query too
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in self.qkv(x_BSD).chunk(3, -1))
+        return q[:, :, -queries:], k, v
 
 
 class Decoder(nn.Module):
@@ -137,6 +133,11 @@ class Decoder(nn.Module):
         decays = [p for p in self.parameters() if p.ndim >= 2 and id(p) not in still]
         stays = [p for p in self.parameters() if p.ndim < 2 or id(p) in still]
         return [{"params": decays, "weight_decay": weight_decay}, {"params": stays, "weight_decay": 0.0}]
+
+    def kept(self) -> dict[str, Tensor]:
+        """What a file holds of a decoder: its parameters, once each, and the buffers that a scheme wants kept."""
+        scheme = {f"scheme.{name}": value for name, value in self.scheme.state_dict().items()}
+        return {name: value.detach() for name, value in {**dict(self.named_parameters()), **scheme}.items()}
 
     def embed(self, ids_BT: Tensor) -> Tensor:
         """Token embeddings, before any positional scheme: (B, T) -> (B, T, D)."""

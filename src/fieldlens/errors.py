@@ -28,9 +28,9 @@ class NoMemory(FieldlensError):
     exit_code = 4
 
 
-def unknown(kind: str, given: str, allowed: Iterable[str]) -> BadInput:
+def unknown(kind: str, given: str, allowed: Iterable[str], more: str = "") -> BadInput:
     """Name what was given and what is allowed, with a guess at what was meant."""
     names = sorted(allowed)
     near = difflib.get_close_matches(given, names, n=1)
     guess = f"did you mean '{near[0]}'? " if near else ""
-    return BadInput(f"unknown {kind} '{given}': {guess}allowed: {', '.join(names) or 'none'}")
+    return BadInput(f"unknown {kind} '{given}': {guess}allowed: {', '.join(names) or 'none'}{more}")

@@ -61,7 +61,7 @@ def write(
     window: int | None,
     anew: bool,
     sampling: Sampling,
-    end: int | None,
+    ends: frozenset[int],
     watch: Watch,
 ) -> int | None:
     """Continue each row by up to so many tokens, through a cache or reading the last ones anew for each.
@@ -71,7 +71,7 @@ def write(
     with _in_one_line(subject.name), _seeded(sampling.seed, subject.device), _own_settings(subject.model), _hushed():
         if anew:
             assert window is not None
-            return _write_anew(subject, ids_BT, mask_BT, tokens, window, sampling, end, watch)
+            return _write_anew(subject, ids_BT, mask_BT, tokens, window, sampling, ends, watch)
         cache = None if window is None else sliding_cache(subject, window)  # without a window: their own choice
         with band(window):
             kept: dict[str, Any] = {
@@ -80,7 +80,7 @@ def write(
             }  # some configurations say no, and then read all anew
             if window is not None and ids_BT.shape[1] > CHUNK:  # a mask of the whole prompt would be quadratic
                 kept["prefill_chunk_size"] = CHUNK
-            made = _generate(subject, ids_BT, mask_BT, tokens, sampling, end, watch, **kept)
+            made = _generate(subject, ids_BT, mask_BT, tokens, sampling, ends, watch, **kept)
     return bytes_held(made.past_key_values)
 
 
@@ -91,25 +91,25 @@ def _write_anew(
     tokens: int,
     window: int,
     sampling: Sampling,
-    end: int | None,
+    ends: frozenset[int],
     watch: Watch,
 ) -> int:
     """The last `window` tokens from the beginning, for each new one."""
     over_B = torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
     for _ in range(tokens):
         ids_BT, mask_BT = ids_BT[:, -window:], mask_BT[:, -window:]
-        made = _generate(subject, ids_BT, mask_BT, 1, sampling, None, watch, use_cache=False)
+        made = _generate(subject, ids_BT, mask_BT, 1, sampling, frozenset(), watch, use_cache=False)
         ids_BT = made.sequences
         mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], 1)
-        over_B |= ids_BT[:, -1] == (-1 if end is None else end)
+        over_B |= torch.tensor([token in ends for token in ids_BT[:, -1].tolist()], device=ids_BT.device)
         if bool(over_B.all()):
             break
     return 0
 
 
 def _generate(
-    subject: Theirs, ids_BT: Tensor, mask_BT: Tensor, tokens: int, sampling: Sampling, end: int | None, watch: Watch,
-    **more: Any,
+    subject: Theirs, ids_BT: Tensor, mask_BT: Tensor, tokens: int, sampling: Sampling, ends: frozenset[int],
+    watch: Watch, **more: Any,
 ) -> Any:  # fmt: skip
     chosen: dict[str, Any] = {"do_sample": False}
     if not sampling.greedy:
@@ -124,8 +124,8 @@ def _generate(
         logits_processor=_refusing(subject.name, sampling.known),
         attention_mask=mask_BT,
         max_new_tokens=tokens,
-        eos_token_id=end,
-        pad_token_id=0 if end is None else end,
+        eos_token_id=sorted(ends) or None,
+        pad_token_id=min(ends, default=0),
         return_dict_in_generate=True,
         streamer=_streamer(watch),
         **chosen,

@@ -6,7 +6,7 @@ token. `re-encode` keeps none and reads the last w tokens from the beginning for
 
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -70,11 +70,11 @@ def generate(
     mode: str | None = None,
     window: int | None = None,
     sampling: Sampling | None = None,
-    end: int | None = None,
+    end: int | Collection[int] | None = None,
     chunk: int = CHUNK,
     watch: foreign.Watch = lambda ids_B: None,
 ) -> Generation:
-    """Continue one prompt or several by so many tokens, or until the token `end`.
+    """Continue one prompt or several by so many tokens, or until the token `end`, or one of several.
 
     A prompt is a row of token ids; several may have different lengths. Without a mode the cache slides over the
     training length, unless the model's positions cannot run on; `plan` says what is chosen.
@@ -87,9 +87,11 @@ def generate(
         rows = prompts_of(prompts, one.vocabulary)
         settled = plan(one, mode, window, [len(row) for row in rows], tokens)
         _check_memory(one, settled, len(rows), max(map(len, rows)) + tokens)
-        if end is not None and not 0 <= end < one.vocabulary:
-            raise BadInput(f"end is {end}: it is outside the vocabulary of {one.vocabulary}")
-        return _Writing(one, rows, tokens, settled, sampling or Sampling(), end, chunk, watch).run()
+        ends = frozenset([] if end is None else [end] if isinstance(end, int) else end)
+        for token in ends:
+            if not 0 <= token < one.vocabulary:
+                raise BadInput(f"end is {token}: it is outside the vocabulary of {one.vocabulary}")
+        return _Writing(one, rows, tokens, settled, sampling or Sampling(), ends, chunk, watch).run()
 
 
 def prompts_of(prompts: Tensor | Sequence[Any], vocabulary: int) -> list[list[int]]:
@@ -195,12 +197,12 @@ class _Writing:
         tokens: int,
         settled: Plan,
         sampling: Sampling,
-        end: int | None,
+        ends: frozenset[int],
         chunk: int,
         watch: foreign.Watch,
     ) -> None:
         self.one, self.rows, self.tokens, self.plan = one, rows, tokens, settled
-        self.sampling, self.end, self.chunk, self.watch = sampling, end, chunk, watch
+        self.sampling, self.ends, self.chunk, self.watch = sampling, ends, chunk, watch
         self.made: list[list[int]] = [[] for _ in rows]
         self.over = [False] * len(rows)
         self.times: list[float] = []
@@ -212,7 +214,7 @@ class _Writing:
             mask_BT = (positions >= 0).long().expand(len(ids_BT), -1)
             size = foreign.write(
                 self.one, ids_BT, mask_BT, self.tokens, self.plan.window, self.plan.mode == "re-encode", self.sampling,
-                self.end, self.note,
+                self.ends, self.note,
             )  # fmt: skip
         else:
             assert isinstance(self.one, Ours)
@@ -226,7 +228,7 @@ class _Writing:
         for row, token in enumerate(ids_B.tolist()):
             if not self.over[row]:
                 self.made[row].append(token)
-                self.over[row] = token == self.end
+                self.over[row] = token in self.ends
         self.watch(ids_B)
 
     def _ours(self, decoder: Decoder, ids_BT: Tensor, positions: Tensor) -> int:

@@ -5,8 +5,11 @@ A model folder is config.json + model.safetensors, and tokenizer files if there 
 
 # No `from __future__ import annotations` here: it would switch off transformers' validation of the configuration.
 
+import json
 import os
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Self
@@ -21,11 +24,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreT
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
 from fieldlens.cache import Tail
 from fieldlens.decoder import Config, Decoder
 from fieldlens.errors import BadInput
 from fieldlens.layout import check_positions, narrower
+from fieldlens.schemes import Scheme, scheme
+from fieldlens.tokenizer import end_id
 
 OURS = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
 """Ways of generating that never take a token back, which a sliding cache cannot do."""
@@ -138,6 +144,7 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = FieldlensConfig
     base_model_prefix = "decoder"
     supports_gradient_checkpointing = True
+    _supports_sdpa = True  # which is what runs, whatever is asked for
     _no_split_modules = ["Block"]  # noqa: RUF012
     _tied_weights_keys = {"decoder.head.weight": "decoder.embedding.weight"}  # noqa: RUF012
 
@@ -168,10 +175,12 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
                 raise BadInput(
                     f"{folder}: weights do not fit, {what.replace('_', ' ')}: {sorted(map(str, info[what]))}"
                 )
+        if any(weight.is_meta for weight in model.parameters()):
+            raise BadInput(f"{folder}: weights that wait on the disk are not offered: leave device_map out")
         broken = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
         if broken:
             raise BadInput(f"{folder}: weights are not finite: {', '.join(broken)}")
-        model.decoder.scheme.project()
+        model.decoder.scheme = _made_anew(model.decoder)
         return (model, info) if wants_info else model
 
     def _set_gradient_checkpointing(self, enable: bool = True, *_: Any, **__: Any) -> None:
@@ -190,6 +199,7 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Linear) -> None:
         self.decoder.head = value
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -200,8 +210,14 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
+        if output_attentions or (output_attentions is None and self.config.output_attentions):
+            raise BadInput("output_attentions is not offered: the matrix of attention is never made")
+        if self.training:
+            self.decoder.scheme.project()  # a loop that is not ours calls it nowhere
         if (input_ids is None) == (inputs_embeds is None):
             raise BadInput("give either input_ids or inputs_embeds")
         x_BTD = inputs_embeds if input_ids is None else self.decoder.embed(input_ids)
@@ -214,13 +230,18 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         window = getattr(past_key_values.layers[0], "window", None) if past_key_values else None
         if window is not None and _has_holes(attention_mask):
             raise BadInput("padding behind a text does not go with a cache that slides: pad in front of it")
-        states_BTD = self.decoder.states(x_BTD, positions, key_positions, window=window, cache=past_key_values)
+        shown = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        with _entering(self.decoder.blocks if shown else ()) as earlier:
+            states_BTD = self.decoder.states(x_BTD, positions, key_positions, window=window, cache=past_key_values)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits_BTV = self.decoder.head(states_BTD[:, keep])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocabulary, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits_BTV, past_key_values=past_key_values)
+        hidden = (*earlier, states_BTD) if shown else None
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits_BTV, past_key_values=past_key_values, hidden_states=hidden
+        )
 
     def sliding_cache(self, window: int | None = None) -> Cache:
         """A cache of ours for `past_key_values`; of this window and the model's own the smaller counts."""
@@ -280,6 +301,24 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         return everywhere[..., -tokens:], key_positions
 
 
+def _made_anew(decoder: Decoder) -> Scheme:
+    """The scheme with what was loaded of it: transformers makes models without memory, so that the rest is garbage."""
+    config = decoder.config
+    fresh = scheme(config.scheme, config.heads, config.width // config.heads).to(decoder.embedding.weight)
+    fresh.load_state_dict(decoder.scheme.state_dict())
+    return fresh
+
+
+@contextmanager
+def _entering(blocks: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
+    """What each of these blocks is given in the next forward."""
+    found: list[Tensor] = []
+    with ExitStack() as stack:
+        for block in blocks:
+            stack.callback(block.register_forward_pre_hook(lambda _, given: found.append(given[0])).remove)
+        yield found
+
+
 def _has_holes(attention_mask: Tensor | None) -> bool:
     """Whether some padding comes after a token."""
     return (
@@ -293,11 +332,14 @@ def folder_files(decoder: Decoder, tokenizer: Path | None = None) -> dict[str, b
     """The files of a model folder, for a writer that makes them durable."""
     config = FieldlensConfig.of(decoder.config)
     config.architectures, config.dtype = [FieldlensForCausalLM.__name__], decoder.embedding.weight.dtype
-    weights = {f"decoder.{name}": value.detach().cpu().contiguous() for name, value in decoder.named_parameters()}
+    weights = {f"decoder.{name}": value.cpu().contiguous() for name, value in decoder.kept().items()}
     files = {
         "config.json": config.to_json_string().encode(),
         "model.safetensors": safetensors.torch.save(weights, metadata={"format": "pt"}),
     }
+    if tokenizer:
+        end = end_id(tokenizer)
+        files["generation_config.json"] = json.dumps({"eos_token_id": end, "pad_token_id": end}).encode()
     for path in sorted(tokenizer.iterdir()) if tokenizer else []:
         if _OF_TOKENIZER.fullmatch(path.name):
             files[path.name] = path.read_bytes()

@@ -184,6 +184,8 @@ def check_positions(what: str, positions: Tensor, batch: int, tokens: int) -> No
     if positions.shape not in ((tokens,), (1, tokens), (batch, tokens)):
         wanted = f"({tokens},) or ({batch}, {tokens})"
         raise BadInput(f"{what} has the shape {tuple(positions.shape)}, wanted is {wanted}")
+    if positions.is_floating_point():
+        raise BadInput(f"{what} are {positions.dtype}: whole numbers are wanted")
 
 
 def layout(q_positions: Tensor, k_positions: Tensor, window: int | None) -> Layout:

@@ -17,7 +17,8 @@ from fieldlens.models import find, load
 from fieldlens.results import provenance
 from fieldlens.sampling import Sampling
 from fieldlens.stream import Stream
-from fieldlens.tokenizer import Coder, begins_with, pieces_of
+from fieldlens.subject import Subject
+from fieldlens.tokenizer import Coder, begins_with, ends_of, pieces_of
 
 KIND = "fieldlens generation"
 
@@ -45,7 +46,7 @@ class Question:
     def text(self) -> str:
         """The prompt: all of it, as it is."""
         if self.file is not None:
-            if not self.file.is_file():
+            if not self.file.exists() or self.file.is_dir():
                 raise BadInput(f"{self.file} is no file: --prompt-file takes a text file")
             (text,) = File("prompt", self.file, None).documents()
         else:
@@ -113,6 +114,7 @@ def answer(
     if origin.diverged:
         raise BadInput(f"{model} diverged: there is no model to generate with")
     coder, first = Coder(origin.tokenizer), begins_with(origin.tokenizer)
+    coder.tokenizer.encode_special_tokens = False  # the prompt is the user's own: a chat's marks are marks
     pieces = coder.encode(list(pieces_of(text)) if coder.exact else [text])
     ids = np.concatenate([part for part, _ in pieces]).tolist()
     ids = ids if first is None else [first, *ids]
@@ -121,11 +123,12 @@ def answer(
     settled = plan(loaded.subject, question.mode, question.window, [len(ids)], question.tokens)
     for note in settled.notes:
         tell(note)
-    stream, end, shown = Stream(coder.tokenizer, ids), None if question.past_end else coder.end, []
+    stream, shown = Stream(coder.tokenizer, ids), []
+    ends = frozenset() if question.past_end else _ends(loaded.subject, coder)
 
     def watch(ids_B: Tensor) -> None:
         token = int(ids_B[0])
-        if token != end:
+        if token not in ends:
             put(stream.put(token))
 
     def put(new: str) -> None:
@@ -136,8 +139,16 @@ def answer(
     sampling = replace(question.sampling, known=coder.vocabulary)
     made = generate(
         loaded.subject, [ids], question.tokens, mode=settled.mode, window=settled.window, sampling=sampling,
-        end=end, watch=watch,
+        end=ends, watch=watch,
     )  # fmt: skip
     put(stream.end())
     about = {"kind": KIND, "model": loaded.about, "prompt": text, **provenance(device)}
-    return Answer("".join(shown), made.ids[0][-1] == end, replace(made, plan=settled), about)
+    return Answer("".join(shown), made.ids[0][-1] in ends, replace(made, plan=settled), about)
+
+
+def _ends(model: Subject, coder: Coder) -> frozenset[int]:
+    """The tokens after which there is no more to say: the tokenizer's, and those that a model of transformers names."""
+    named = getattr(getattr(model, "model", None), "generation_config", None)
+    theirs = getattr(named, "eos_token_id", None)
+    found = {*ends_of(coder.tokenizer, coder.folder), *(theirs if isinstance(theirs, list) else [theirs])}
+    return frozenset(token for token in found if token is not None and token < model.vocabulary)

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -153,23 +154,28 @@ def _vocabulary(tokenizer: Tokenizer) -> int:
 
 
 def end_id(folder: Path) -> int:
-    """The id of the end-of-text token, or of the eos_token that tokenizer_config.json names."""
-    return _end(load_tokenizer(folder), Path(folder))
+    """The token that is put between documents: end-of-text, or the eos_token that tokenizer_config.json names."""
+    return _end(load_tokenizer(folder), folder)
 
 
 def _end(tokenizer: Tokenizer, folder: Path) -> int:
-    token: Any = END
-    config = folder / "tokenizer_config.json"
-    if tokenizer.token_to_id(token) is None and config.is_file():
+    found = ends_of(tokenizer, folder)
+    if not found:
+        raise BadInput(f"{folder}: the tokenizer has neither '{END}' nor an eos_token in tokenizer_config.json")
+    return found[0]
+
+
+def ends_of(tokenizer: Tokenizer, folder: Path) -> list[int]:
+    """Every token that ends a text: end-of-text, and the eos_token, which in chats may be another."""
+    config, tokens = folder / "tokenizer_config.json", list[Any]([END])
+    if config.is_file():
         try:
-            token = json.loads(config.read_bytes()).get("eos_token")
+            named = json.loads(config.read_bytes()).get("eos_token")
         except (ValueError, AttributeError, RecursionError) as error:
             raise BadInput(f"{config} cannot be read ({error})") from None
-        token = token.get("content") if isinstance(token, dict) else token
-    found = tokenizer.token_to_id(token) if isinstance(token, str) else None
-    if found is None:
-        raise BadInput(f"{folder}: the tokenizer has neither '{END}' nor an eos_token in tokenizer_config.json")
-    return found
+        tokens += [named.get("content") if isinstance(named, dict) else named]
+    ids = [tokenizer.token_to_id(token) for token in tokens if isinstance(token, str)]
+    return [found for found in dict.fromkeys(ids) if found is not None]
 
 
 def begins_with(folder: Path) -> int | None:
@@ -186,7 +192,7 @@ class Coder:
         self.file = folder / "tokenizer.json"
         self.tokenizer = load_tokenizer(folder)
         self.sha256 = hash_of(self.file)
-        self.vocabulary, self.end = _vocabulary(self.tokenizer), _end(self.tokenizer, folder)
+        self.folder, self.vocabulary = folder, _vocabulary(self.tokenizer)
         self.dtype = np.dtype(np.uint16 if self.vocabulary <= 1 << 16 else np.uint32)
         self._bytes = self._lengths() if _byte_level(json.loads(self.tokenizer.to_str())) else None
 
@@ -197,6 +203,11 @@ class Coder:
         for number, added in self.tokenizer.get_added_tokens_decoder().items():
             lengths[number] = len(added.content.encode())
         return lengths
+
+    @cached_property
+    def end(self) -> int:
+        """The token that is put between documents."""
+        return _end(self.tokenizer, self.folder)
 
     @property
     def exact(self) -> bool:

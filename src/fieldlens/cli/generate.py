@@ -14,7 +14,7 @@ from fieldlens.machine import Machine
 def generate(
     model: str,
     *,
-    prompt: str | None = None,
+    prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     prompt_file: Path | None = None,
     tokens: int = 200,
     window: int | None = None,

@@ -98,24 +98,24 @@ def _row(scheme: Any) -> dict[str, Any]:
     """What the listing says of one scheme."""
     from fieldlens.schemes import options
 
-    keys = {key: parameter.default for key, parameter in options(type(scheme)).items()}
+    keys = {
+        key: {"default": found.default, "choices": _choices(found.annotation)}
+        for key, found in options(type(scheme)).items()
+    }
     return {
         "spec": scheme.spec,
         "label": scheme.label,
         "kind": "relative" if scheme.relative else "absolute",
         "learned_parameters": sum(parameter.numel() for parameter in scheme.parameters()),
-        "options": {key: {"default": keys[key], "choices": _choices(scheme, key)} for key in keys},
+        "options": keys,
         "source": scheme.source,
         "formula": " ".join((type(scheme).__doc__ or "").split()),
     }
 
 
-def _choices(scheme: Any, key: str) -> list[Any] | None:
+def _choices(annotation: Any) -> list[Any] | None:
     from typing import Literal, get_args, get_origin
 
-    from fieldlens.schemes import options
-
-    annotation = options(type(scheme))[key].annotation
     return list(get_args(annotation)) if get_origin(annotation) is Literal else None
 
 

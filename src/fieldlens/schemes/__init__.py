@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import sys
 import types
 import typing
 from functools import cache
@@ -46,8 +47,8 @@ class Scheme(nn.Module):
     """
 
     name: ClassVar[str]
-    label: ClassVar[str]
-    source: ClassVar[str]
+    label: ClassVar[str] = ""
+    source: ClassVar[str] = ""
     relative: ClassVar[bool] = True
     colour: ClassVar[str] = "#666666"
     marker: ClassVar[str] = "."
@@ -63,6 +64,7 @@ class Scheme(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
+            cls.label = cls.label or cls.name
             known = _REGISTRY.setdefault(cls.name, cls)
             if known.__qualname__ != cls.__qualname__ or known.__module__ != cls.__module__:
                 raise BadInput(f"scheme '{cls.name}' is declared twice: in {known.__module__} and in {cls.__module__}")
@@ -81,7 +83,10 @@ class Scheme(nn.Module):
         return None
 
     def project(self) -> None:
-        """Put learned parameters back where they must lie. Loading weights calls it, and training after each step."""
+        """Put learned parameters back where they must lie; leave those alone that are there.
+
+        Loading weights calls it, and training: ours after each step, transformers' before each forward.
+        """
 
     def extra_repr(self) -> str:
         return self.spec
@@ -114,12 +119,19 @@ def _discover(plugins: str) -> None:
 
 
 def _load_plugin(plugin: str) -> None:
-    if not plugin.endswith(".py"):
-        try:
+    try:
+        if plugin.endswith(".py"):
+            _load_file(plugin)
+        else:
             importlib.import_module(plugin)
-        except ModuleNotFoundError as error:
-            raise BadInput(f"{PLUGINS} names the module '{plugin}', which cannot be imported: {error}") from error
-        return
+    except BadInput:
+        raise
+    except Exception as error:  # whatever stands in a file that we did not write
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise BadInput(f"{PLUGINS} names {plugin}, which cannot be imported: {what}") from error
+
+
+def _load_file(plugin: str) -> None:
     path = Path(plugin).resolve()
     if not path.is_file():
         raise BadInput(f"{PLUGINS} names {plugin}, which is not a file")
@@ -129,18 +141,23 @@ def _load_plugin(plugin: str) -> None:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pickle and the compiler look a class up where it says it is
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
 def options(cls: type[Scheme]) -> dict[str, inspect.Parameter]:
     """The keys a spec of this scheme may have, with their types and defaults."""
-    signature = inspect.signature(cls.__init__)
-    hints = typing.get_type_hints(cls.__init__)
-    keys = {
-        key: parameter.replace(annotation=hints[key])
-        for key, parameter in signature.parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    hints, keys = typing.get_type_hints(cls.__init__), {}
+    for key, parameter in inspect.signature(cls.__init__).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            if key not in hints or parameter.default is inspect.Parameter.empty:
+                raise BadInput(f"option '{key}' of scheme '{cls.name}' is declared without a type or a default")
+            keys[key] = parameter.replace(annotation=hints[key])
     window = inspect.Parameter("window", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int | None)
     return {**keys, "window": window}
 
@@ -150,7 +167,7 @@ def parse(spec: str) -> tuple[type[Scheme], dict[str, Any]]:
     name, colon, rest = spec.strip().partition(":")
     schemes = registry()
     if name not in schemes:
-        raise unknown("scheme", name, schemes)
+        raise unknown("scheme", name, schemes, f"; {PLUGINS}=FILE.py adds yours")
     allowed = options(schemes[name])
     given: dict[str, Any] = {}
     for part in rest.split(",") if colon else []:

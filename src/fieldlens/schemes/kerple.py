@@ -27,14 +27,15 @@ class Kerple(Scheme):
     def __init__(self, heads: int, head_width: int, *, kind: Literal["log", "power"] = "log") -> None:
         super().__init__(heads, head_width)
         self.kind = kind
-        self.p_H = nn.Parameter(2 * torch.rand(heads))
-        self.a_H = nn.Parameter(torch.rand(heads))
-        self.project()
+        self.p_H = nn.Parameter((2 * torch.rand(heads)).clamp(LEAST))
+        self.a_H = nn.Parameter(torch.rand(heads).clamp(LEAST))
 
     @torch.no_grad()
     def project(self) -> None:
-        self.p_H.clamp_(LEAST, 2 if self.kind == "power" else None)
-        self.a_H.clamp_(LEAST)
+        for parameter_H, most in ((self.p_H, 2 if self.kind == "power" else None), (self.a_H, None)):
+            inside_H = parameter_H.clamp(LEAST, most)
+            if not torch.equal(inside_H, parameter_H):  # else a graph that waits for its backward may need it untouched
+                parameter_H.copy_(inside_H)
 
     def bias(self, distances_N: Tensor) -> Tensor:
         p_H1, a_H1, distances_N = exact(self.p_H)[:, None], exact(self.a_H)[:, None], exact(distances_N)

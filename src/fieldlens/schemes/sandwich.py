@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from fieldlens.errors import BadInput
 from fieldlens.schemes import MOST, Scheme, exact
 
+ROWS = 2**14
+"""Distances whose terms are held at once."""
+
 
 def ratios(heads: int) -> Tensor:
     """Compression ratios h = 8n/H for n = 1..H, float64."""
@@ -17,8 +20,9 @@ def ratios(heads: int) -> Tensor:
 def wave(distances_N: Tensor, dims: int, first: int) -> Tensor:
     """Σ_i cos(Δ / 10000^(2i/d̄)) - d̄/2 over d̄/2 frequencies, i counted from `first`: (N,) -> (N,)."""
     exponents_F = exact(torch.arange(first, first + dims // 2, device=distances_N.device)) * 2 / dims
-    angles_NF = exact(distances_N)[:, None] * 10000.0**-exponents_F
-    return (torch.cos(angles_NF) - 1).sum(-1)
+    frequencies_F = 10000.0**-exponents_F
+    some_at_once = (torch.cos(exact(n)[:, None] * frequencies_F) - 1 for n in distances_N.split(ROWS))
+    return torch.cat([terms_NF.sum(-1) for terms_NF in some_at_once])
 
 
 class Sandwich(Scheme):
