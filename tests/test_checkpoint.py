@@ -24,6 +24,29 @@ def test_a_folder_reads_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc what a handle is of")
+def test_what_is_written_reaches_the_disk_before_its_name_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file and the folder itself, then the rename, then the folder above."""
+    told: list[str] = []
+    fsync, replace = os.fsync, os.rename
+
+    def synced(handle: int) -> None:
+        told.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    def renamed(one: Path, other: Path) -> None:
+        told.append(f"to {Path(other).name}")
+        replace(one, other)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    write_folder(tmp_path / "a", FILES, {})
+    at = told.index("to a")
+    assert {"weights", "state", "manifest.json"} <= set(told[:at])
+    assert told[at - 1].startswith(".a")
+    assert told[at + 1] == tmp_path.name
+
+
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 10, 20, 100):
         save_step(tmp_path, step, FILES, {})

@@ -95,6 +95,13 @@ def test_another_file_beside_them_ends_the_named_split(tmp_path: Path) -> None:
     assert [found.size(split) for split in SPLITS] == [(1, 1), (1, 1), (1, 1)]
 
 
+def test_a_file_beside_data_of_named_splits_is_refused(tmp_path: Path) -> None:
+    """To split all anew because of it would put the test's text into train."""
+    lay(tmp_path, train__jsonl='{"text": "a"}', test__jsonl='{"text": "b"}', SHA256SUMS="c")
+    with pytest.raises(BadInput, match="SHA256SUMS is in no split, and stands beside files of train and test: move it"):
+        open_corpus(str(tmp_path))
+
+
 def test_documents_are_split_by_their_hash_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS))
     found = open_corpus(str(tmp_path / "a.jsonl"))
@@ -151,6 +158,7 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     for number in "234":
         lay(tmp_path / "corpus" / "real", **{f"b{number}__txt": number})
     (tmp_path / "corpus" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "linked-too").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "corpus" / "real" / "again").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "corpus" / "real" / "loop").symlink_to(tmp_path / "corpus")
     assert everything(open_corpus(str(tmp_path / "corpus"))) == ["1", "2", "3", "4"]

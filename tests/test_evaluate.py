@@ -11,6 +11,7 @@ from families import build
 from training import short_runs
 
 from fieldlens.cli import main
+from fieldlens.corpus import open_corpus
 from fieldlens.evaluate import read_text
 from fieldlens.evaluation import read_evaluation
 from fieldlens.recipe import recipe
@@ -171,6 +172,25 @@ def test_other_text_and_other_weights_are_other_results(home: Path, tmp_path: Pa
     ask(home / SPECS[0], "--corpus", other)
     ask(home / SPECS[1])
     assert len(list((tmp_path / "evaluations").glob("*.json"))) == 3
+
+
+def test_the_text_is_that_of_the_run_from_any_folder(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(home / "corpus", tmp_path / "corpus")
+    monkeypatch.chdir(tmp_path)
+    train(recipe("smoke", corpus="corpus", steps=2), tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    shutil.copytree(home / "corpus", "corpus", ignore=shutil.ignore_patterns("00*"))
+    ask("../run", "--json")
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["data"]["text"] == open_corpus(str(tmp_path / "corpus")).fingerprint()
+    (tmp_path / "corpus" / "000.txt").unlink()
+    with pytest.raises(SystemExit):
+        ask("../run")
+    assert "has changed since the run was trained: --corpus" in capsys.readouterr().err
+    ask("../run", "--corpus", tmp_path / "corpus")
 
 
 def test_bytes_align_models_with_different_tokenizers(

@@ -129,6 +129,26 @@ def test_a_pipe_that_closes_early_is_no_error() -> None:
     assert (child.returncode, child.stderr) == (141, "")
 
 
+def test_a_standard_output_that_is_closed_is_no_error() -> None:
+    words = f"'{sys.executable}' -m fieldlens runs . >&-"
+    child = subprocess.run(["sh", "-c", words], stderr=subprocess.PIPE, text=True, check=False)
+    assert "Traceback" not in child.stderr
+
+
+def test_who_no_longer_reads_progress_ends_no_work() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = (
+        "from fieldlens.cli.console import console\n"
+        "screen = console(stderr=True)\nscreen.print('step 1')\nscreen.print('step 2')\nprint('done')"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program], stderr=writer, stdout=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (child.returncode, child.stdout) == (0, "done\n")
+
+
 def test_no_control_signs_in_a_pipe_or_without_colour() -> None:
     for settings in ({}, {"NO_COLOR": "1"}):
         for words in (["schemes"], ["--help"], ["schemes", "--help"]):

@@ -40,7 +40,7 @@ def gradients(rank: int, size: int, corpus: Path, port: int) -> None:
     chosen = recipe("smoke", corpus=str(corpus), scheme="kerple", accumulation=2)
     world = processes.join()
     tokens = tokenize(open_corpus(str(corpus)), chosen.bpe, None, chosen.max_bytes)
-    trainer = Trainer(chosen, tokens, Machine("cpu", "float32", 1), world)
+    trainer = Trainer(chosen, tokens, *Machine("cpu", "float32", 1).start(), world)
     loss = trainer.gradient()
     if world.leads:
         found = {name: parameter.grad for name, parameter in trainer.decoder.named_parameters()}

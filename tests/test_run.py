@@ -16,5 +16,5 @@ def test_damaged_metrics_count_up_to_the_damage(tmp_path: Path) -> None:
 
 def test_a_name_that_is_not_utf8_is_written_down(tmp_path: Path) -> None:
     run, name = Run(tmp_path), os.fsdecode(b"caf\xe9")
-    run.write_config({"corpus": name})
+    run.write(run.config, {"corpus": name})
     assert run.read(run.config) == {"corpus": name}

@@ -1,5 +1,6 @@
 """Tokens: every byte comes back, the cache holds what its manifest says, and a bad tokenizer is refused."""
 
+import fcntl
 import io
 import json
 import math
@@ -365,6 +366,20 @@ def test_an_absurd_id_is_refused(trained: Path, tmp_path: Path) -> None:
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"is not a tokenizer folder: there is no tokenizer.json"):
         load_tokenizer(tmp_path)
+
+
+def test_what_killed_builders_left_is_swept_up(tmp_path: Path) -> None:
+    """If it is old, and no living process holds it."""
+    left, held, new = (tmp_path / f"{store.BUILDING}{name}" for name in ("left", "held", "new"))
+    for place in (left, held, new):
+        place.mkdir()
+    for place in (left, held):
+        os.utime(place, (0, 0))
+    handle = os.open(held, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    store.build(tmp_path / "made", {}, lambda place: {})
+    os.close(handle)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [held.name, new.name, "made"]
 
 
 @pytest.mark.parametrize("eos", ["é", {"content": "é", "special": True}])

@@ -26,7 +26,7 @@ from fieldlens.processes import World
 from fieldlens.recipe import Habits, Recipe, recipe
 from fieldlens.run import Occupied, Run
 from fieldlens.tokens import TokenizedCorpus, tokenize
-from fieldlens.train import train
+from fieldlens.train import Stopped, train
 from fieldlens.trainer import Diverged, Objective, Trainer
 
 CPU = Machine(device="cpu", threads=1)
@@ -57,7 +57,7 @@ def small(corpus: Path, **changes: object) -> Recipe:
 
 
 def trainer(chosen: Recipe, tokens: TokenizedCorpus, dtype: str = "float64") -> Trainer:
-    return Trainer(chosen, tokens, Machine("cpu", dtype, 1), World())  # type: ignore[arg-type]
+    return Trainer(chosen, tokens, *Machine("cpu", dtype, 1).start(), World())  # type: ignore[arg-type]
 
 
 def test_a_step_is_adam_by_hand(corpus: Path, tokens: TokenizedCorpus) -> None:
@@ -340,7 +340,7 @@ def test_runs_are_listed_with_their_state(
     run = Run(tmp_path / "killed")
     run.folder.mkdir()
     run.write_status("running", step=3)
-    run.write_config({"recipe": {"scheme": "t5", "steps": 9, "corpus": "c", "seed": 1}})
+    run.write(run.config, {"recipe": {"scheme": "t5", "steps": 9, "corpus": "c", "seed": 1}})
     cli.main(["runs", str(tmp_path), "--json"])
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["state"], row["scheme"], row["steps"]) == ("interrupted", "t5", 9)
@@ -380,13 +380,63 @@ def test_starting_over_is_said_aloud(corpus: Path, monkeypatch: pytest.MonkeyPat
     assert told[0] == {"warning": "no checkpoint is whole; training starts over"}
 
 
-def test_bad_recipes_write_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
-    for changes, message in (
-        ({"length": 10**6}, "tokens: at least 2000001 are needed for length 1000000"),
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"scheme": "sandwhich"}, "did you mean 'sandwich'"),
         ({"width": 30}, "width 30 is not a multiple of heads 4"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            train(small(corpus, **changes), tmp_path / "out", machine=CPU)
+        ({"init_std": -1.0}, "init_std is -1"),
+        ({"scheme": "sandwich:dims=3"}, "dims is 3"),
+    ],
+)
+def test_bad_recipes_write_nothing(
+    changes: dict[str, object], message: str, corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not even tokens."""
+    monkeypatch.setenv("FIELDLENS_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(BadInput, match=message):
+        train(small(corpus, **changes), tmp_path / "out", machine=CPU)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_text_that_is_too_short_makes_no_run(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    with pytest.raises(BadInput, match="tokens: at least 2000001 are needed for length 1000000"):
+        train(small(corpus, length=10**6), tmp_path / "out", machine=CPU)
     assert not (tmp_path / "out").exists()
+
+
+def test_steps_and_random_numbers_go_on_where_they_were(corpus: Path, tokens: TokenizedCorpus) -> None:
+    ours = trainer(small(corpus), tokens)
+    ours.advance()
+    torch.rand(7)
+    saved, following = ours.state(), torch.rand(3)
+    other = trainer(small(corpus), tokens)
+    other.restore(saved)
+    assert torch.equal(torch.rand(3), following)
+    assert other.step == 1
+
+
+def test_what_a_run_was_computed_with_is_told(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where it went on otherwise than it began; and which text it had, wherever that lay."""
+    monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
+    monkeypatch.chdir(corpus.parent)
+    chosen, run = recipe("smoke", corpus="corpus", steps=4), Run(tmp_path / "run")
+
+    def interrupt(row: dict[str, object]) -> None:
+        if row.get("step") == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        train(chosen, run.folder, machine=CPU, watch=interrupt)
+    assert "later" not in run.read(run.config)
+    before = torch.get_num_threads()
+    try:
+        train(chosen, run.folder, resume=True, machine=Machine(device="cpu", threads=2))
+    finally:
+        torch.set_num_threads(before)
+    (later,) = run.read(run.config)["later"]
+    assert (later["from_step"], later["machine"]["threads"]) == (3, 2)
+    data = run.read(run.data)
+    assert (data["place"], data["corpus"]) == (str(corpus), open_corpus(str(corpus)).fingerprint())
+    assert data["splits"]["train"]["documents"] > 0

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from fieldlens.errors import BadInput
 
 ROLE = re.compile(r"(train|validation|valid|val|test)(-\d+-of-\d+)?(\..+)?")
+DATA = re.compile(r"\w+(-\d+-of-\d+)?\.(txt|jsonl)(\.(gz|zst))?")
 ASIDE = re.compile(r"(readme|licen[cs]e)\b.*", re.IGNORECASE)
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 16
@@ -47,23 +48,37 @@ def files_of(root: Path, skip: Collection[str] = ()) -> list[tuple[str, Path]]:
     found, seen = [], {root.resolve()}
     for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
         wanted = [name for name in sorted(folders) if not name.startswith(".") and name not in skip]
-        folders[:] = [name for name in wanted if Path(folder, name).resolve() not in seen]
-        seen |= {Path(folder, name).resolve() for name in folders}
+        folders.clear()
+        for name in wanted:
+            place = Path(folder, name).resolve()
+            if place not in seen:
+                folders.append(name)
+                seen.add(place)
         found += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted((path.relative_to(root).as_posix(), path) for path in found)
 
 
 def roles_of(names: Iterable[str]) -> dict[str, str] | None:
-    """The split that each file's name, or else its first folder's, stands for; None unless every file has one."""
-    roles = {}
+    """The split that each file's name, or else its first folder's, stands for; None if none of them stands for one.
+
+    Where data files for train and another split stand side by side, a file that belongs to none is refused: to split
+    all anew because of it would put the test's text into train.
+    """
+    roles: dict[str, str] = {}
+    odd, data = list[str](), set[str]()
     for name in names:
         parts = name.split("/")
         match = ROLE.fullmatch(parts[-1]) or ROLE.fullmatch(parts[0])
         if match:
             roles[name] = {"train": "train", "test": "test"}.get(match[1], "validation")
+            data |= {roles[name]} if DATA.fullmatch(name) else set()
         elif not ASIDE.fullmatch(parts[-1]):
-            return None
-    return roles or None
+            odd.append(name)
+    if odd and {"train"} < data:
+        raise BadInput(
+            f"{odd[0]} is in no split, and stands beside files of train and {max(data - {'train'})}: move it"
+        )
+    return None if odd else roles or None
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,11 @@ class Text:
     bos: int | None
 
 
-def read_text(corpus: str, split: str, tokenizer: Path, progress: bool = True) -> Text:
-    """The documents of a split, tokenized, from the cache if they are there."""
+def read_text(corpus: str, split: str, tokenizer: Path, progress: bool = True, known: str | None = None) -> Text:
+    """The documents of a split, tokenized, from the cache if they are there; `known` is the text that is expected."""
     source = open_corpus(corpus)
+    if known not in (None, source.fingerprint()):
+        raise BadInput(f"corpus '{corpus}' has changed since the run was trained: --corpus {corpus} takes it as it is")
     tokens = tokenize(source, 0, tokenizer, progress=progress, only=split)
     found = tokens.split(split)
     if not len(found.ids):
@@ -109,7 +111,7 @@ def evaluate_all(
     origins = [find(text) for text in models]
     told = tell_apart(origins)  # runs of one scheme keep its name, by which they are compared
     origins = [one if one.run else replace(one, name=name) for one, name in zip(origins, told, strict=True)]
-    corpus = question.corpus or _own_corpus(origins) or "stdlib"
+    corpus, known = (question.corpus, None) if question.corpus else own_corpus(origins)
     question.plan(question.lengths, None)
     if question.batch is not None and question.batch < 1:
         raise BadInput(f"batch is {question.batch}: at least 1 is needed")
@@ -118,7 +120,7 @@ def evaluate_all(
     texts: dict[Path, Text] = {}
     for origin in origins:
         if not origin.diverged and origin.tokenizer not in texts:
-            texts[origin.tokenizer] = read_text(corpus, question.split, origin.tokenizer)
+            texts[origin.tokenizer] = read_text(corpus, question.split, origin.tokenizer, known=known)
     drawn = _draw(texts, question)
     found = []
     for origin in origins:
@@ -131,12 +133,13 @@ def evaluate_all(
     return found
 
 
-def _own_corpus(origins: Sequence[Origin]) -> str | None:
-    """The corpus that the runs were trained on; without runs there is none, and with two there is no telling."""
-    found = list(dict.fromkeys(origin.about()["recipe"]["corpus"] for origin in origins if origin.run))
-    if len(found) > 1:
-        raise BadInput(f"these runs were trained on different corpora ({', '.join(found)}): choose one with --corpus")
-    return found[0] if found else None
+def own_corpus(origins: Sequence[Origin]) -> tuple[str, str | None]:
+    """The corpus that the runs were trained on, and its text; without runs stdlib, and with two there is no telling."""
+    found = [origin.trained_on for origin in origins if origin.trained_on]
+    names = dict.fromkeys(corpus for corpus, _ in found)
+    if len(names) > 1:
+        raise BadInput(f"these runs were trained on different corpora ({', '.join(names)}): choose one with --corpus")
+    return found[0] if found else ("stdlib", None)
 
 
 Drawn = tuple[list[Anchor], list[Anchor] | None]

@@ -9,7 +9,7 @@ import torch
 from fieldlens.advice import check, probe
 from fieldlens.batches import Watch
 from fieldlens.errors import BadInput
-from fieldlens.evaluate import Text, read_file, read_text
+from fieldlens.evaluate import Text, own_corpus, read_file, read_text
 from fieldlens.evaluation import Plan
 from fieldlens.gradients import LAYER_SEGMENTS, Gradients
 from fieldlens.measurement import Measurement, Question
@@ -47,8 +47,8 @@ def measure_all(
 def _text(question: Question, origin: Origin) -> Text:
     if question.text is not None:
         return read_file(question.text, origin.tokenizer)
-    own = origin.about().get("recipe", {}).get("corpus")
-    return read_text(question.corpus or own or "stdlib", question.split, origin.tokenizer)
+    corpus, known = (question.corpus, None) if question.corpus else own_corpus([origin])
+    return read_text(corpus, question.split, origin.tokenizer, known=known)
 
 
 def _one(

@@ -23,6 +23,7 @@ from fieldlens.checkpoint import Damaged, read_folder
 from fieldlens.decoder import Decoder
 from fieldlens.errors import BadInput
 from fieldlens.run import Run
+from fieldlens.schemes import source_of
 from fieldlens.store import build, cache_folder, digest, hash_of, intact
 from fieldlens.subject import Subject, check_causal, subject, weights_hash
 
@@ -65,6 +66,14 @@ class Origin:
         if not hashes:
             raise BadInput(f"{self.text} has no tokenizer: put its tokenizer.json beside the weights")
         return _converted({"tokenizer of": hashes}, str(self.path), {})
+
+    @property
+    def trained_on(self) -> tuple[str, str | None] | None:
+        """Where the text of a run lies, and its fingerprint; None for models that are no runs."""
+        if self.run is None:
+            return None
+        data = self.run.read(self.run.data)
+        return data.get("place") or self.about()["recipe"]["corpus"], data.get("corpus")
 
     def about(self) -> dict[str, Any]:
         """What a result says of the model before it is loaded: its name, and a run's recipe."""
@@ -149,23 +158,24 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
     one.train_length = train_length or one.train_length
     with _in_one_line(origin.text):
         check_causal(one)
-    decoder = getattr(found, "decoder", None)
+    inside = getattr(found, "decoder", None)
+    spec = inside.config.scheme if isinstance(inside, Decoder) else None
     about = {
         **origin.about(),
         "kind": found.config.model_type,
-        "scheme": decoder.config.scheme if isinstance(decoder, Decoder) else None,
+        "scheme": spec,
         "train_length": one.train_length,
         "parameters": sum(parameter.numel() for parameter in found.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
         "weights": weights_hash(found),
-        "configuration": _configuration(found.config),
+        "configuration": _configuration(found.config, source_of(spec) if spec else {}),
     }
     return Model(one, about)
 
 
-def _configuration(config: Any) -> str:
-    """Names what a model computes with its weights: a rotary base or a window is in no weight."""
-    known = {key: value for key, value in config.to_dict().items() if key not in _BESIDE}
+def _configuration(config: Any, source: dict[str, str]) -> str:
+    """Names what a model computes with its weights: a rotary base, a window or a plugin's formula is in no weight."""
+    known = {key: value for key, value in config.to_dict().items() if key not in _BESIDE} | source
     return digest(json.loads(json.dumps(known, sort_keys=True, default=str)))[:16]
 
 

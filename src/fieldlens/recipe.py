@@ -9,6 +9,8 @@ from typing import Any
 
 from fieldlens.errors import BadInput, unknown
 
+LEAST_BPE = 257
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -29,7 +31,7 @@ class Recipe:
     pad_vocabulary
         The model's vocabulary is rounded up to a multiple of this.
     max_bytes
-        Read at most so much of the train split.
+        Read so much of the train split, and the document in which that is reached to its end.
     layers
         Layers of the decoder.
     width
@@ -101,6 +103,10 @@ class Recipe:
         for what in ("seed", "warmup", "weight_decay", "final_learning_rate"):
             if not getattr(self, what) >= 0 or not math.isfinite(getattr(self, what)):
                 raise BadInput(f"{what} is {getattr(self, what)}: a finite number from 0 is needed")
+        if self.tokenizer is None and self.bpe < LEAST_BPE:
+            raise BadInput(f"bpe is {self.bpe}: at least {LEAST_BPE} is needed, every byte and the end of text")
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise BadInput(f"max_bytes is {self.max_bytes}: at least 1 is needed")
         if self.seed >= 2**63:
             raise BadInput(f"seed is {self.seed}: less than 2^63 is needed")
         for what in ("beta1", "beta2"):
@@ -120,7 +126,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Habits:
-    """What a run does beside the experiment; none of it changes the numbers that are trained.
+    """What a run does beside the experiment; of the numbers that are trained only `compile` changes some, by round-off.
 
     Parameters
     ----------

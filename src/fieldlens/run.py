@@ -32,6 +32,11 @@ class Run:
         return self.folder / "config.json"
 
     @property
+    def data(self) -> Path:
+        """Where the text lay, and the manifest of its tokens."""
+        return self.folder / "data.json"
+
+    @property
     def status(self) -> Path:
         return self.folder / "status.json"
 
@@ -59,8 +64,9 @@ class Run:
         """Whether some process works here now."""
         return is_locked(self.folder / "lock")
 
-    def write_config(self, config: dict[str, Any]) -> None:
-        replace_file(self.config, (json.dumps(config, indent=2) + "\n").encode())
+    def write(self, path: Path, content: dict[str, Any]) -> None:
+        """One of the run's JSON files."""
+        replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
     def write_status(self, state: str, **details: Any) -> None:
         """State is running, stopped, finished or diverged."""

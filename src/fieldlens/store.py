@@ -4,17 +4,23 @@ A folder is written beside its place, fsynced and renamed, and its manifest hold
 there is whole.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+BUILDING = ".building-"
+LEFT_OVER = 3600.0
+"""Seconds after which what nobody holds is nobody's: one that has just been made is not held yet."""
+
 _CHEAP = 1 << 28
 
 
@@ -50,9 +56,13 @@ def intact(folder: Path) -> dict[str, Any] | None:
 def build(folder: Path, recipe: dict[str, Any], write: Callable[[Path], dict[str, Any]]) -> None:
     """Write a folder beside its place, with a manifest, and rename it there; nothing is left if that fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    place = folder.with_name(f".building-{folder.name}-{secrets.token_hex(8)}")
+    _sweep(folder.parent)
+    place = folder.with_name(f"{BUILDING}{folder.name}-{secrets.token_hex(8)}")
     place.mkdir()  # not mkdtemp, which would lock out everybody with whom the cache is shared
+    handle = os.open(place, os.O_RDONLY)
     try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given up when this process ends, however it ends
         found = write(place)
         files = {
             path.name: {"bytes": path.stat().st_size, "sha256": hash_of(path)}
@@ -65,6 +75,21 @@ def build(folder: Path, recipe: dict[str, Any], write: Callable[[Path], dict[str
         _sync(folder.parent)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+        os.close(handle)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes left that were killed while they built."""
+    for place in parent.glob(f"{BUILDING}*"):
+        with suppress(OSError):
+            old = time.time() - place.stat().st_mtime > LEFT_OVER
+            handle = os.open(place, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if old:
+                    shutil.rmtree(place)
+            finally:
+                os.close(handle)
 
 
 def _put(place: Path, folder: Path) -> None:

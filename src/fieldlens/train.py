@@ -16,15 +16,15 @@ import torch
 import fieldlens
 from fieldlens import processes
 from fieldlens.checkpoint import is_whole, newest_step, save_step, steps_of, write_folder
-from fieldlens.corpus import open_corpus
+from fieldlens.corpus import BUILT_IN, open_corpus
 from fieldlens.errors import BadInput, FieldlensError, NoMemory
 from fieldlens.machine import Machine, out_of_memory
 from fieldlens.order import batch_at
 from fieldlens.recipe import Habits, Recipe, address, experiment
 from fieldlens.run import Run
-from fieldlens.schemes import canonical
+from fieldlens.schemes import canonical, source_of
 from fieldlens.tokens import TokenizedCorpus, tokenize, unigram_perplexity
-from fieldlens.trainer import Diverged, Trainer, shape
+from fieldlens.trainer import Diverged, Trainer, check_shape
 
 
 class Stopped(FieldlensError):
@@ -70,16 +70,16 @@ def train(
     recipe = dataclasses.replace(recipe, scheme=canonical(recipe.scheme))
     world, run = processes.join(), Run(folder)
     try:
-        machine.start()
+        device, dtype = machine.start()
         tokens = prepare(recipe, world)
         with run.owned() if world.leads else nullcontext():
             known = run.read(run.config)
-            identity = experiment(recipe, tokens.fingerprint)
+            identity = {**experiment(recipe, tokens.fingerprint), **source_of(recipe.scheme)}
             check(run, known, identity, resume)
             status = run.read(run.status)
             if status.get("state") == "diverged" or (status.get("state") == "finished" and is_whole(run.model)):
                 return status if world.leads else {}
-            trainer = Trainer(recipe, tokens, machine, world, habits.checkpointing, habits.compile)
+            trainer = Trainer(recipe, tokens, device, dtype, world, habits.checkpointing, habits.compile)
             check_dtype(run, known, trainer)
             found = newest_step(run.checkpoints)
             if found is not None:
@@ -90,7 +90,8 @@ def train(
                     watch({"warning": f"{complaint}; the one before is used"})
                 if found is None and steps_of(run.checkpoints):
                     watch({"warning": "no checkpoint is whole; training starts over"})
-                run.write_config(known or describe(recipe, tokens, identity, trainer))
+                run.write(run.data, {"place": _place(recipe.corpus), **tokens.manifest})
+                run.write(run.config, _continued(known, describe(recipe, tokens, identity, trainer, habits), trainer))
                 run.rewind(trainer.step)
             return loop(trainer, run, tokens, habits, watch)
     finally:
@@ -99,6 +100,7 @@ def train(
 
 def prepare(recipe: Recipe, world: processes.World) -> TokenizedCorpus:
     """The tokens; the leading process makes them, the others then find them."""
+    check_shape(recipe)
     corpus = open_corpus(recipe.corpus)
     tokenizer = Path(recipe.tokenizer) if recipe.tokenizer else None
     if not world.leads:
@@ -107,7 +109,6 @@ def prepare(recipe: Recipe, world: processes.World) -> TokenizedCorpus:
     if world.leads:
         world.wait()
     world.rows(recipe.batch // recipe.accumulation)
-    shape(recipe, tokens.vocabulary)
     batch_at(tokens.split("train").ids, recipe.seed, 0, 1, recipe.length)
     held = len(tokens.split("validation").ids)
     if held <= recipe.length:
@@ -139,7 +140,26 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe(recipe: Recipe, tokens: TokenizedCorpus, identity: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+def _place(corpus: str) -> str:
+    """A corpus by a name that means the same from any folder."""
+    return str(Path(corpus).resolve()) if corpus not in BUILT_IN and Path(corpus).exists() else corpus
+
+
+def _continued(known: dict[str, Any], new: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """What a run says of itself; one that goes on elsewhere, or otherwise, than it did also says from which step on."""
+    if not known:
+        return new
+    later = known.get("later", [])
+    latest = later[-1] if later else known
+    here = {key: new[key] for key in ("versions", "machine")}
+    if any(latest.get(key) != here[key] for key in here):
+        return {**known, "later": [*later, {"from_step": trainer.step, **here}]}
+    return known
+
+
+def describe(
+    recipe: Recipe, tokens: TokenizedCorpus, identity: dict[str, Any], trainer: Trainer, habits: Habits
+) -> dict[str, Any]:
     """What a run folder says of itself: the experiment, and where and with what it ran."""
     return {
         "recipe": dataclasses.asdict(recipe),
@@ -158,6 +178,7 @@ def describe(recipe: Recipe, tokens: TokenizedCorpus, identity: dict[str, Any], 
             "threads": torch.get_num_threads(),
             "processes": trainer.world.size,
             "capability": torch.backends.cpu.get_cpu_capability(),
+            "compiled": habits.compile,
         },
     }
 
@@ -169,7 +190,8 @@ def loop(
     recipe, leads = trainer.recipe, trainer.world.leads
     every = habits.validate_every or max(1, recipe.steps // 10)
     saved, start, begun = trainer.step, trainer.step, time.perf_counter()
-    writer = _writer_class()(str(run.folder / "track")) if habits.track and leads else None
+    again = {"purge_step": trainer.step + 1} if trainer.step else {}  # steps that are done twice are shown once
+    writer = _writer_class()(str(run.folder / "track"), **again) if habits.track and leads else None
     if leads:
         run.write_status("running", step=trainer.step)
     with listening() as heard, _ends_told(trainer, run):

@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from fieldlens.decoder import Config, Decoder
 from fieldlens.errors import FieldlensError
 from fieldlens.loss import cross_entropy
-from fieldlens.machine import Machine
 from fieldlens.order import batch_at
 from fieldlens.processes import World
 from fieldlens.recipe import Recipe
+from fieldlens.schemes import scheme
 from fieldlens.tokens import TokenizedCorpus
 
 VALIDATION_TOKENS, VALIDATION_BATCHES = 16_384, 8
@@ -52,13 +52,14 @@ class Trainer:
         self,
         recipe: Recipe,
         tokens: TokenizedCorpus,
-        machine: Machine,
+        device: torch.device,
+        dtype: torch.dtype,
         world: World,
         checkpointing: bool = False,
         compile: bool = False,
     ) -> None:
         self.recipe, self.world, self.step = recipe, world, 0
-        self.device, self.dtype = machine.start()
+        self.device, self.dtype = device, dtype
         self.train_ids, self.validation_ids = tokens.split("train").ids, tokens.split("validation").ids
         torch.manual_seed(recipe.seed)
         self.decoder = Decoder(shape(recipe, tokens.vocabulary))
@@ -170,3 +171,9 @@ def shape(recipe: Recipe, vocabulary: int) -> Config:
         scheme=recipe.scheme, layers=recipe.layers, width=recipe.width, heads=recipe.heads, vocabulary=padded,
         tied=recipe.tied, init_std=recipe.init_std, train_length=recipe.length,
     )  # fmt: skip
+
+
+def check_shape(recipe: Recipe) -> None:
+    """Refuse what no decoder can be made of, before any text is read."""
+    config = shape(recipe, recipe.bpe)
+    scheme(config.scheme, config.heads, config.width // config.heads)

@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words.remove("--debug")
     try:
         app(words, exit_on_error=False, print_error=False, result_action="return_none")
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may have been closed before we began
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # who read us has seen enough
         sys.exit(141)

@@ -8,10 +8,12 @@ UNFOLDED = 10_000
 
 
 class Screen(Console):
-    """A console that leaves a closed pipe to the command line."""
+    """A console that leaves a closed pipe to the command line; who no longer reads progress ends no work."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+        if not self.stderr:
+            raise BrokenPipeError
+        self.quiet = True
 
 
 def console(stderr: bool = False) -> Console:

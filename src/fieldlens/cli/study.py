@@ -66,7 +66,8 @@ class Crew:
 
     def count(self, machine: Machine) -> int:
         """Jobs at a time, as far as that is known here."""
-        return self.workers or max(1, (os.cpu_count() or 1) // (machine.threads or 1))
+        ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.workers or max(1, ours // (machine.threads or 1))
 
     def gather(self, machine: Machine) -> "Executor":
         from fieldlens.study.executors import Local, Ray
@@ -101,7 +102,7 @@ def study(
     Parameters
     ----------
     which
-        A study file (TOML), a built-in study (demo, paper), or for --report a results folder.
+        A study file (TOML), a built-in study (demo, paper, paper-full), or for --report a results folder.
     out
         Folder for results, made to be committed; results/STUDY unless given.
     runs
@@ -126,7 +127,7 @@ def study(
     from fieldlens.study.state import Places
 
     crew.check()
-    if report and Path(which).is_dir():
+    if report and (Path(which) / "study.json").is_file():
         _conclude(Path(which), as_json)
         return
     found = read_study(which).only(only)
@@ -149,6 +150,8 @@ def conduct(
     """Do what is left of a study, and show how it goes."""
     from fieldlens.study.conduct import Controller
 
+    if crew.executor != "ray":
+        machine.start()  # what it cannot do here is said now, not by every job
     workers = crew.count(machine)
     machine = machine if machine.threads else dataclasses.replace(machine, threads=max(1, int(crew.cpus)))
     watcher = Watcher(found, places, workers, quiet)
@@ -161,10 +164,13 @@ def conduct(
 
 
 def _show(found: "Study", places: "Places", corpora: Path | None, workers: int, as_json: bool) -> None:
+    from fieldlens.study.conduct import texts_of
     from fieldlens.study.forecast import forecast
+    from fieldlens.study.state import result_of
     from fieldlens.study.view import overview, table, time_left
 
-    rows = overview(found, places, forecast(found, places))
+    there = {job.recipe.corpus for job in found.jobs if result_of(job, places)}  # others can be of no other text
+    rows = overview(found, places, forecast(found, places), texts_of(found, corpora, there - found.pins.keys()))
     absent = sorted({job.recipe.corpus for job in found.jobs if not found.has(job.recipe.corpus, corpora)})
     if as_json:
         left = time_left(rows, workers)

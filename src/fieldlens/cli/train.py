@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -51,20 +54,41 @@ def train(
     chosen = recipe(preset, **dataclasses.asdict(changes))
     from fieldlens.run import Run
     from fieldlens.train import train as train_decoder
+    from fieldlens.trainer import Diverged
 
     screen = console(stderr=True)
-    with Watcher(screen, chosen, quiet=as_json) as watcher:
-        status = train_decoder(chosen, out, resume=resume, machine=machine, habits=habits, watch=watcher.watch)
+    with Watcher(screen, chosen, quiet=as_json) as watcher, _compiler():
+        try:
+            status = train_decoder(chosen, out, resume=resume, machine=machine, habits=habits, watch=watcher.watch)
+        except Diverged:
+            if not as_json or os.environ.get("RANK", "0") != "0":
+                raise
+            status = Run(out).read(Run(out).status)
     if not status:
         return  # a process that does not lead
     known = Run(out).read(Run(out).config)
-    status = {**status, "unigram_perplexity": known["unigram_perplexity"], "model": str(out / "model")}
+    model = str(out / "model") if status["state"] == "finished" else None
+    status = {**status, "unigram_perplexity": known["unigram_perplexity"], "model": model}
     if as_json:
         print(json.dumps(status))
     else:
         _summary(status)
     if status["state"] == "diverged":
         sys.exit(3)
+
+
+@contextmanager
+def _compiler() -> Iterator[None]:
+    """What torch's compiler says when it lacks one, in one line."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.split(".")[:2] not in (["torch", "_inductor"], ["torch", "_dynamo"]):
+            raise
+        from fieldlens.errors import BadInput
+
+        said = str(error).strip().splitlines()[0]
+        raise BadInput(f"--compile does not work here ({said}): leave it out") from error
 
 
 def _summary(status: dict[str, Any]) -> None:

@@ -150,6 +150,17 @@ def _load_file(plugin: str) -> None:
         raise
 
 
+def source_of(spec: str) -> dict[str, str]:
+    """Names the file of a scheme that is not one of this folder's: once edited, it is another scheme."""
+    cls = parse(spec)[0]
+    if cls.__module__.startswith(f"{__name__}."):
+        return {}
+    try:
+        return {"scheme_source": hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]}
+    except (OSError, TypeError):  # typed into a session
+        return {}
+
+
 def options(cls: type[Scheme]) -> dict[str, inspect.Parameter]:
     """The keys a spec of this scheme may have, with their types and defaults."""
     hints, keys = typing.get_type_hints(cls.__init__), {}

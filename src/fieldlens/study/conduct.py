@@ -6,7 +6,7 @@ started again.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,7 @@ class Controller:
 
     def prepare(self) -> None:
         """See what the corpora say now: results from another text are stale. One that is absent must not be needed."""
-        for corpus in dict.fromkeys(job.recipe.corpus for job in self.study.jobs):
-            if not self.study.has(corpus, self.corpora):
-                continue
-            found = open_corpus(self.study.place(corpus, self.corpora)).fingerprint()
+        for corpus, found in texts_of(self.study, self.corpora, {job.recipe.corpus for job in self.study.jobs}).items():
             wanted = self.texts.setdefault(corpus, found)
             if found != wanted:
                 raise BadInput(
@@ -133,6 +130,8 @@ class Controller:
             if code != 0:
                 reason = f"no progress for {self.time_limit:.0f} s" if attempt.stopped else f"ended with code {code}"
                 self._failed(job, code, reason)
+            elif self._state(job) in ("partial", "missing", "stale"):
+                self._failed(job, code, "ended without the result that is asked for: did its text change meanwhile?")
 
     def _hurry(self, job: Job, attempt: _Attempt, queues: bool) -> None:
         """A job that makes no progress for too long is ended."""
@@ -154,6 +153,7 @@ class Controller:
         replace_file(path, json.dumps(before).encode())
         if code == 2 or len(before) >= ATTEMPTS:
             tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
+            before[-1]["reason"] += f": {tail[-1]}" if code == 2 and tail else ""
             write_json(
                 self.places.failure(job),
                 {
@@ -176,6 +176,12 @@ class Controller:
                     for attempt in self.attempts.values():
                         attempt.worker.stop(now=True)
                 time.sleep(POLL)
+
+
+def texts_of(study: Study, corpora: Path | None, some: Iterable[str]) -> dict[str, str]:
+    """The fingerprints of those corpora that are here."""
+    here = [corpus for corpus in sorted(some) if study.has(corpus, corpora)]
+    return {corpus: open_corpus(study.place(corpus, corpora)).fingerprint() for corpus in here}
 
 
 def write_study(study: Study, places: Places) -> None:

@@ -90,7 +90,8 @@ def forecast(study: Study, places: Places) -> Forecast:
 
 def _timings(job: Job, places: Places) -> dict[str, float]:
     """Seconds of each stage of a finished job; none of one that diverged, which did not do them all."""
-    if (result_of(job, places) or {}).get("state") != "done":
+    result = result_of(job, places) or {}
+    if result.get("state") != "done" or result.get("addresses") != job.addresses:  # what it took, it took for that
         return {}
     try:
         found = read_json(places.result(job) / "timings.json")

@@ -22,7 +22,7 @@ import torch
 from fieldlens.checkpoint import replace_file
 from fieldlens.corpus import open_corpus
 from fieldlens.errors import FieldlensError
-from fieldlens.evaluate import Question, evaluate_all
+from fieldlens.evaluate import Question, evaluate_all, read_text
 from fieldlens.evaluation import Evaluation
 from fieldlens.machine import Machine
 from fieldlens.measure import measure_all
@@ -31,6 +31,7 @@ from fieldlens.measurement import Question as MeasureQuestion
 from fieldlens.recipe import Habits, Recipe
 from fieldlens.results import write_json
 from fieldlens.run import Occupied, Run, locked
+from fieldlens.scoring import anchors_of
 from fieldlens.study.plan import Job, job_from, question
 from fieldlens.study.state import Places, state_of
 from fieldlens.tokens import tokenize
@@ -120,7 +121,8 @@ def perform(job: Job, places: Places, corpus: str, machine: Machine) -> None:
         recipe = dataclasses.replace(job.recipe, corpus=corpus)
         with progress.at(PREPARING):  # not counted as training: whoever is first makes the tokens for all
             given = Path(recipe.tokenizer) if recipe.tokenizer else None
-            tokenize(open_corpus(corpus), recipe.bpe, given, recipe.max_bytes)
+            tokens = tokenize(open_corpus(corpus), recipe.bpe, given, recipe.max_bytes)
+            _check_room(job, corpus, tokens.tokenizer)
         with progress.at("train"):
             _train(recipe, work, machine, progress)
         device, dtype = machine.start()
@@ -132,13 +134,24 @@ def perform(job: Job, places: Places, corpus: str, machine: Machine) -> None:
         with progress.at("evaluate"):
             for number, asked in enumerate(job.evaluations):
                 progress.part = (number, len(job.evaluations))
-                found.append(_evaluate(asked, work, device, dtype, progress))
+                found.append(_evaluate(asked, corpus, work, device, dtype, progress))
         measured = None
         if job.measurement is not None:
             with progress.at("measure"):
-                wanted = MeasureQuestion(**job.measurement)
+                wanted = MeasureQuestion(**job.measurement, corpus=corpus)
                 (measured,) = measure_all([str(work)], wanted, device, dtype, progress.event)
         _finish(job, places, run, text, found, measured)
+
+
+def _check_room(job: Job, corpus: str, tokenizer: Path) -> None:
+    """Refuse, before anything is trained, what the text has no room for."""
+    asked = [Question(corpus, **question(one)) for one in job.evaluations]
+    if job.measurement is not None:
+        wanted = MeasureQuestion(**job.measurement)
+        asked += [Question(corpus, (wanted.length,), split=wanted.split)] if wanted.length else []
+    for one in asked:
+        text = read_text(corpus, one.split, tokenizer, progress=False)
+        anchors_of(text.documents, one.plan(one.lengths, text.bos))
 
 
 def _start_afresh_with(text: str, work: Path) -> None:
@@ -165,10 +178,10 @@ def _train(recipe: Recipe, work: Path, machine: Machine, progress: Progress) -> 
 
 
 def _evaluate(
-    asked: dict[str, Any], work: Path, device: torch.device, dtype: torch.dtype, progress: Progress
+    asked: dict[str, Any], corpus: str, work: Path, device: torch.device, dtype: torch.dtype, progress: Progress
 ) -> Evaluation:
     ((_, found),) = evaluate_all(
-        [str(work)], Question(None, **question(asked)), work / "evaluations", device, dtype, progress.event
+        [str(work)], Question(corpus, **question(asked)), work / "evaluations", device, dtype, progress.event
     )
     return found
 

@@ -73,9 +73,9 @@ def page(folder: Path) -> str:
     """The report."""
     study, results = read_results(folder)
     there = {result.name for result in results}
-    names = [job["name"] for job in study["jobs"] if job["name"] not in there]
-    failed = [name for name in names if (folder / name / "failed.json").exists()]
-    missing = [name for name in names if name not in failed]
+    names = [job["name"] for job in study["jobs"]]
+    failed = [name for name in names if (folder / name / "failed.json").exists()]  # an earlier result may be there
+    missing = [name for name in names if name not in failed and name not in there]
     where = f"{len(results)} of {len(study['jobs'])} runs"
     versions = results[0].about["versions"]["fieldlens"] if results else ""
     footer = {"made with": f"fieldlens {versions}".strip()}

@@ -22,9 +22,9 @@ from fieldlens.evaluate import Question, slug
 from fieldlens.measurement import RULES
 from fieldlens.measurement import Question as MeasureQuestion
 from fieldlens.recipe import PRESETS, Recipe
-from fieldlens.schemes import canonical, parse, scheme
-from fieldlens.store import digest
-from fieldlens.trainer import shape
+from fieldlens.schemes import canonical, parse, source_of
+from fieldlens.store import digest, hash_of
+from fieldlens.trainer import check_shape
 
 VERSION = 1
 """Of what a study's addresses mean."""
@@ -64,7 +64,10 @@ class Job:
 
     @cached_property
     def training_address(self) -> str:
-        return _address({"recipe": dataclasses.asdict(self.recipe)})
+        fields = dataclasses.asdict(self.recipe)
+        if self.recipe.tokenizer is not None:  # by what it is, wherever it lies
+            fields["tokenizer"] = hash_of(Path(self.recipe.tokenizer) / "tokenizer.json")
+        return _address({"recipe": fields, **source_of(self.recipe.scheme)})
 
     def evaluation_address(self, asked: Mapping[str, Any]) -> str:
         plan = Question(None, **question(asked)).plan(asked["lengths"], None)
@@ -163,7 +166,7 @@ def read_study(given: str) -> Study:
     path = Path(given)
     if path.is_file():
         try:
-            text, name, folder = path.read_text("utf-8"), path.stem, path.parent
+            text, name, folder = path.read_text("utf-8-sig"), path.stem, path.parent
         except UnicodeDecodeError as error:
             raise BadInput(f"{given} is not UTF-8: {error.reason} at byte {error.start}") from None
     elif given in built_in():
@@ -236,8 +239,7 @@ def _job(recipe: Recipe, evaluations: Sequence[dict[str, Any]], measurements: Se
     if len(chosen) > 1:
         raise BadInput(f"{recipe.scheme} is to be measured {len(chosen)} times: once is all there is")
     job = Job(recipe, tuple(some), chosen[0] if chosen else None)
-    config = shape(recipe, recipe.bpe)
-    scheme(config.scheme, config.heads, config.width // config.heads)
+    check_shape(recipe)
     for asked in job.evaluations:
         job.evaluation_address(asked)
     if job.measurement is not None:
@@ -264,8 +266,8 @@ def _canonical(fields: dict[str, Any]) -> str:
 def _changes(fields: dict[str, Any]) -> dict[str, Any]:
     kinds = {key: type(value) for key, value in dataclasses.asdict(Recipe(tokenizer="", max_bytes=1)).items()}
     _check_keys("recipe field", fields, {key: kind for key, kind in kinds.items() if key not in BY_STUDY})
-    if "tokenizer" in fields and not Path(fields["tokenizer"]).is_dir():
-        raise BadInput(f"tokenizer '{fields['tokenizer']}' is no folder")
+    if "tokenizer" in fields and not Path(fields["tokenizer"], "tokenizer.json").is_file():
+        raise BadInput(f"tokenizer '{fields['tokenizer']}' is no folder with a tokenizer.json")
     return fields
 
 

@@ -1,13 +1,13 @@
 """What a person sees of a study while it runs: every job with its state, progress, loss and time left."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from fieldlens.effort import spoken
 from fieldlens.sheet import Sheet
 from fieldlens.study.forecast import Forecast
-from fieldlens.study.plan import Study
+from fieldlens.study.plan import Job, Study
 from fieldlens.study.state import Places, progress_of, result_of, state_of
 
 UNFINISHED = ("missing", "partial", "running", "stale")
@@ -29,12 +29,14 @@ def called(recipes: Sequence[dict[str, Any]]) -> list[str]:
     return found
 
 
-def overview(study: Study, places: Places, forecast: Forecast) -> list[dict[str, Any]]:
-    """One row per job, from files alone."""
+def overview(
+    study: Study, places: Places, forecast: Forecast, texts: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """One row per job, from files alone; `texts` are those that corpora have, beside what the study pins."""
     rows = []
     names = called([asdict(job.recipe) for job in study.jobs])
     for job, name in zip(study.jobs, names, strict=True):
-        state = state_of(job, places, study.pins)
+        state = state_of(job, places, {**(texts or {}), **study.pins})
         said = progress_of(job, places) if state in ("running", "partial") else {}
         result = result_of(job, places) or {}
         checks = result.get("validation") or []
@@ -50,10 +52,18 @@ def overview(study: Study, places: Places, forecast: Forecast) -> list[dict[str,
                 "done": 1.0 if state == "done" else forecast.done(job, said),
                 "loss": said.get("loss"),
                 "validation_perplexity": checks[-1][1] if checks else None,
-                "seconds_left": forecast.left(job, said, state == "stale") if state in UNFINISHED else 0.0,
+                "seconds_left": forecast.left(job, said, _is_trained(job, places, result))
+                if state in UNFINISHED
+                else 0.0,
             }
         )
     return rows
+
+
+def _is_trained(job: Job, places: Places, result: dict[str, Any]) -> bool:
+    """Whether only what follows training is to be done again."""
+    trained = (result.get("addresses") or {}).get("training") == job.training_address
+    return trained and (places.work(job) / "model").is_dir()
 
 
 def time_left(rows: list[dict[str, Any]], workers: int) -> float:
