@@ -229,7 +229,9 @@ def _number(value: Any) -> str:
 
 
 def build(out: Path) -> None:
-    """Build the site into a folder, and refuse warnings."""
+    """Build the site into a folder, and refuse warnings; of what lies there only an earlier site is replaced."""
+    if out.exists() and any(out.iterdir()) and not (out / "sitemap.xml").is_file():
+        sys.exit(f"{out} is not empty and no site: name another folder")
     with tempfile.TemporaryDirectory() as place:
         stage(Path(place))
         command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shelving import write_result
+from shelving import Told, write_result
 
 from fieldlens.cli import main
 from fieldlens.errors import BadInput
-from fieldlens.paper.artifact import find, redraw, state
+from fieldlens.paper.artifact import cut, find, redraw, state
 from fieldlens.paper.shelf import Shelf
 from fieldlens.protocols import LastToken
-from fieldlens.study.plan import Study, read_study
+from fieldlens.study.plan import Job, Study, read_study
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,24 @@ def test_without_some_of_its_results_it_is_partial(rotary: tuple[Study, Path, Pa
 
 def test_without_any_it_is_missing(rotary: tuple[Study, Path, Path], tmp_path: Path) -> None:
     assert told(rotary[0], tmp_path / "none", tmp_path / "nothing") == ("missing", "none of 5 runs")
+
+
+def test_a_study_without_its_runs_has_nothing_to_draw(study: Study, tmp_path: Path) -> None:
+    some = tuple(job for job in study.whole if job.recipe.scheme == "sandwich")
+    shelf = Shelf(dataclasses.replace(study, jobs=some, whole=some), tmp_path)
+    told = state(find("arxiv_sec3"), shelf, tmp_path)
+    assert (told["state"], told["why"]) == ("missing", "study 'paper' has none of its runs")
+    with pytest.raises(BadInput, match="arxiv_sec3: study 'paper' has none of its runs"):
+        redraw(find("arxiv_sec3"), shelf, tmp_path)
+    assert state(find("heatmap_8"), shelf, tmp_path)["state"] == "fresh"
+
+
+def test_what_was_cut_tells_who_has_how_many_seeds(study: Study, tmp_path: Path) -> None:
+    def there(job: Job) -> bool:
+        return job.recipe.corpus == "latex" and (job.recipe.seed == 1235 or job.name.startswith("sandwich-latex-1236"))
+
+    jobs = [job for job in study.whole if job.recipe.scheme in ("sandwich", "rotary") and job.recipe.corpus == "latex"]
+    assert cut(jobs, Told(study, there=there)).startswith("1 to 2 of 5 seeds, 3 of ")
 
 
 def test_another_configuration_makes_it_stale(rotary: tuple[Study, Path, Path]) -> None:

@@ -128,6 +128,26 @@ def test_a_model_without_a_seed_is_compared_with_every_seed() -> None:
     assert {cell["mark"] for cell in alone.cells if cell["group"] == "b"} == {"†"}
 
 
+def test_a_run_and_its_model_folder_are_one_model() -> None:
+    run, folder = evaluation("a", 1), evaluation("a", 1)
+    del folder.about["model"]["recipe"]
+    for one in (run, folder):
+        one.about["model"]["weights"] = "w"
+    found = compare([folder, run, evaluation("b", 1)])
+    assert [group.name for group in found.groups] == ["a", "b"]
+    other = evaluation("a", 1)
+    del other.about["model"]["recipe"]
+    other.about["model"] |= {"weights": "w", "name": "a banded"}
+    other.about["window"] = 4
+    assert len(compare([run, other]).groups) == 2
+
+
+def test_one_seed_has_no_band() -> None:
+    one, two = compare([evaluation("a", 1)]).lines(), compare([evaluation("a", 1), evaluation("a", 2)]).lines()
+    assert one[0].low == one[0].middle == one[0].high
+    assert two[0].low[0] < two[0].middle[0] < two[0].high[0]
+
+
 def test_holm_runs_over_all_groups_and_lengths() -> None:
     groups = [[evaluation(name, s, shift) for s in SEEDS] for name, shift in (("a", 0), ("b", 0.01), ("c", 0.02))]
     found = compare([one for group in groups for one in group])

@@ -204,6 +204,12 @@ def test_bytes_align_models_with_different_tokenizers(
     main(["compare", first["file"], second["file"], "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [cell["mean"] for cell in found["cells"] if cell["length"] == 64]
+    ask(other, "--align", "bytes", "--json")  # more bytes can be drawn for the finer tokenizer alone
+    (alone,) = json.loads(capsys.readouterr().out)
+    assert alone["file"] != second["file"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", first["file"], alone["file"]])
+    assert "they differ in the targets that were drawn" in capsys.readouterr().err
     ask(home / SPECS[0], other, "--json")
     apart = json.loads(capsys.readouterr().out)
     with pytest.raises(SystemExit, match="2"):

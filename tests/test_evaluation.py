@@ -429,3 +429,10 @@ def test_results_that_are_not_whole_are_refused(change: object, message: str, tm
     (tmp_path / "one.json").write_text(json.dumps(about))
     with pytest.raises(BadInput, match=message):
         read_evaluation(tmp_path / "one.json")
+
+
+def test_numbers_of_any_kind_are_whole_numbers() -> None:
+    plan = Plan(protocol("last-token"), torch.tensor([8, 16]), np.int64(4), window=np.int32(3))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(plan.about()))["lengths"] == [8, 16]
+    with pytest.raises(BadInput, match="lengths, segments, seed and window are whole numbers"):
+        Plan(protocol("last-token"), (8.5,))  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from newcomer import save_model, save_text
 from rich.console import Console
 
 from fieldlens import cli
+from fieldlens.machine import Machine
 from fieldlens.sheet import Sheet, figure
 
 HEAVY = ("torch", "transformers", "matplotlib", "scipy", "ray")
@@ -178,6 +179,30 @@ def test_a_number_is_never_cut(width: int) -> None:
 )
 def test_a_large_number_is_written_out(value: float, said: str) -> None:
     assert figure(value, 3) == said
+
+
+def test_numbers_stand_to_the_right_and_words_to_the_left() -> None:
+    rows = [["a", "fresh", "5.27 · 38.1", "1 of 5 seeds", "12"], ["b", "stale", "diverged", "needs no run", "–"]]
+    assert Sheet(["n", "state", "both", "why", "count"], rows).right == [False, False, True, False, True]
+
+
+def test_help_is_folded_by_the_terminal_alone() -> None:
+    text = """Say it.
+
+    Example: say it
+
+    Two lines
+    of one paragraph.
+
+    Parameters
+    ----------
+    it
+        What is
+        said.
+    """
+    said = ["Say it.", "", "Example: say it", "", "Two lines of one paragraph.", "", "Parameters", "----------", "it"]
+    assert cli.flowing(text).splitlines() == [*said, "    What is said."]
+    assert "give 1: threads that wait for each other crawl." in (Machine.__doc__ or "")
 
 
 def test_a_short_row_is_filled_up() -> None:

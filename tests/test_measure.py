@@ -12,6 +12,7 @@ from training import short_runs
 
 from fieldlens.advice import Check, advise, coverage
 from fieldlens.cli import main
+from fieldlens.corpus import open_corpus
 from fieldlens.evaluation import Evaluation
 from fieldlens.lens import page, profile, summary
 from fieldlens.measure import measure_all, theoretical
@@ -101,6 +102,22 @@ def test_windows_beside_which_something_looks_farther_promise_nothing() -> None:
     assert found["exact"] == 16
     norms_NT[1, -17] = 1e-9
     assert theoretical(one, None, norms_NT) is None
+    short_NT = np.ones((2, 12))  # too short for a gradient to tell
+    assert theoretical(one, None, short_NT) is not None
+    one.__dict__["_takes_bands"] = False  # as of a recurrent model
+    assert theoretical(one, None, short_NT) is None
+
+
+def test_models_side_by_side_are_measured_on_one_text(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build("llama", vocab_size=512).save_pretrained(tmp_path / "m")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "m" / name)
+    ask(home / "alibi", tmp_path / "m", "--plain", "--json")
+    assert {one["data"]["text"] for one in json.loads(capsys.readouterr().out)} == {
+        open_corpus(str(home / "corpus")).fingerprint()
+    }
 
 
 @pytest.mark.parametrize(
@@ -136,6 +153,10 @@ def test_no_model_and_an_empty_text_are_mistakes(
     with pytest.raises(SystemExit, match="2"):
         ask(home / "alibi", "--text", tmp_path / "empty.txt")
     assert "empty.txt is empty" in capsys.readouterr().err
+    (tmp_path / "one.txt").write_text("a")
+    with pytest.raises(SystemExit, match="2"):
+        main(["measure", str(home / "alibi"), "--text", str(tmp_path / "one.txt")])
+    assert "no document of more than 1 tokens: at least 3 are needed" in capsys.readouterr().err
 
 
 def test_learned_positions_bound_the_length(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +240,7 @@ def test_advice_says_what_can_be_said() -> None:
     assert "reach exactly 50 tokens" in said
     said = " ".join(advise(field([300.0] + [1.0] * 99, 60), None, None))
     assert "Not bounded at this length: 99% of the gradient needs 100 of 100 tokens" in said
-    assert "The first token alone holds 75%, probably an attention sink" in said
+    assert "The first token alone holds 75%, many times its part: an attention sink, if the model is trained" in said
     assert "predicts nothing" in said
     lost = ReceptiveField(np.array([[np.nan] * 4, [0.0, 0.0, 0.0, 1.0]]), reason="it is broken", train_length=2)
     assert "1 of 2 segments have no receptive field (it is broken)" in " ".join(advise(lost, None, None))
@@ -263,6 +284,14 @@ def test_the_smallest_context_and_window_within_one_percent() -> None:
     said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, found))
     assert "The smallest sliding window within 1% of the best perplexity (context 128) is 16 tokens" in said
     assert "a cache of that size, 1.56 KiB, saves 94%" in said
+    assert " over documents); a cache" in said
+    better = Check(contexts, {1: evaluation({256: -0.5})}, cache_bytes=100, widths=[512])
+    said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, better))
+    assert "No context is within 1% of the best perplexity." in said
+    assert "The best perplexity is that with a sliding window of 1 tokens; a cache" in said
+    assert "saves 99.8%" in said
+    none = Check(contexts, {}, cache_bytes=100, widths=[512])
+    assert "It was given no window." in " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, none))
 
 
 def test_the_profile_is_an_average_over_growing_bins() -> None:

@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 from families import build
+from transformers import BartConfig, BartForCausalLM, BartForConditionalGeneration
 
 from fieldlens.errors import BadInput
 from fieldlens.models import Origin, find, load, name_of, tell_apart
@@ -172,6 +173,16 @@ def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "bert")
     with pytest.raises(BadInput, match="bert is not causal"):
         load(find(str(tmp_path / "bert")), CPU, SINGLE)
+
+
+def test_a_decoder_is_not_run_without_its_encoder(tmp_path: Path) -> None:
+    shape = {"vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    config = BartConfig(**shape, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16)
+    BartForConditionalGeneration(config).save_pretrained(tmp_path / "both")
+    BartForCausalLM(config).save_pretrained(tmp_path / "alone")
+    with pytest.raises(BadInput, match="is an encoder and a decoder: a causal language model is needed"):
+        load(find(str(tmp_path / "both")), CPU, SINGLE)
+    assert load(find(str(tmp_path / "alone")), CPU, SINGLE).about["kind"] == "bart"
 
 
 def test_a_folder_without_a_tokenizer_says_so(llama: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from fieldlens.paper import parity
 from fieldlens.paper.artifact import find, redraw, state
 from fieldlens.paper.claims import judge_one, registry
 from fieldlens.paper.evidence import Evidence
-from fieldlens.paper.parity import SCHEMES, SEEDS, Task, Trial, perform, strings
+from fieldlens.paper.parity import RECENT, SCHEMES, SEEDS, Task, Trial, perform, strings
 from fieldlens.paper.shelf import Shelf
 from fieldlens.results import write_json
 from fieldlens.study.plan import Study, read_study
@@ -29,12 +30,15 @@ def study() -> Study:
     return read_study("paper")
 
 
-def written(folder: Path, near: float, far: float, seeds: int = 3) -> None:
-    """Results of every scheme, with these accuracies up to 20 bits and beyond."""
-    for scheme in SCHEMES:
+def written(
+    folder: Path, near: float, far: float, seeds: int = 3, others: float = 0.9, schemes: Sequence[str] = SCHEMES
+) -> None:
+    """Results of schemes, with these accuracies up to 20 bits and beyond; of those without a recency bias `others`."""
+    for scheme in schemes:
         for seed in SEEDS[:seeds]:
             one = Trial(scheme, seed)
-            found = {str(bits): near if bits <= 20 else far for bits in one.task.tested}
+            distant = far if scheme in RECENT else others
+            found = {str(bits): near if bits <= 20 else distant for bits in one.task.tested}
             content = {"kind": parity.KIND, "address": one.address, "scheme": scheme, "seed": seed, "accuracy": found}
             write_json(one.file(folder / "parity"), content)
 
@@ -132,6 +136,18 @@ def test_each_model_that_learnt_counts(
     for seeds in (3, 2, 1):  # the last of them first, then the others over them
         written(tmp_path, *models[seeds - 1], seeds)
     assert judge_one(registry()["parity-fails"], Evidence(Shelf(study, tmp_path))).verdict == verdict
+
+
+def test_the_bias_is_not_blamed_for_what_all_fail_at(study: Study, tmp_path: Path) -> None:
+    written(tmp_path, 1.0, 0.5, others=0.5)
+    assert judge_one(registry()["parity-fails"], Evidence(Shelf(study, tmp_path))).verdict == "undecided"
+
+
+def test_one_model_of_all_does_not_decide(study: Study, tmp_path: Path) -> None:
+    written(tmp_path, 1.0, 0.5, schemes=("alibi", "none"))
+    found = judge_one(registry()["parity-fails"], Evidence(Shelf(study, tmp_path)))
+    assert found.verdict == "undecided"
+    assert "sandwich, 3 of 3 seeds: fieldlens paper parity --run" in found.needs
 
 
 def test_without_results_the_claim_is_undecided(study: Study) -> None:

@@ -380,3 +380,18 @@ def test_positions_mixed_above_the_top_layer_need_every_query() -> None:
     one = subject(model)
     assert not can_shortcut(one)
     assert not seam(one).shortcut
+
+
+def test_tokens_that_come_in_elsewhere_are_noticed() -> None:
+    """As in models with a second table of embeddings, one for each layer."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.other, self.head = nn.Embedding(30, 8), nn.Embedding(30, 8), nn.Linear(8, 30)
+
+        def forward(self, ids_BT: Tensor) -> Tensor:
+            return self.head((self.embedding(ids_BT) + self.other(ids_BT)).cumsum(1))
+
+    assert seam(subject(Twice())).besides
+    assert not seam(subject(build("llama"))).besides

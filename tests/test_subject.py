@@ -6,6 +6,7 @@ import pytest
 import torch
 from families import FAMILIES, VOCABULARY, build
 from torch import Tensor
+from transformers import RobertaConfig, RobertaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from fieldlens import Config, Decoder
 from fieldlens.errors import BadInput
@@ -162,6 +163,22 @@ def test_a_model_that_sees_the_future_is_refused() -> None:
 
     with pytest.raises(BadInput, match="future is not causal"):
         check_causal(subject(future))
+
+
+def test_what_predicts_no_tokens_is_refused() -> None:
+    shape = {"vocab_size": 60, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    with pytest.raises(BadInput, match="T5ForConditionalGeneration is an encoder and a decoder"):
+        subject(T5ForConditionalGeneration(T5Config(**shape)))
+    with pytest.raises(BadInput, match="LlamaModel predicts no tokens: load it with AutoModelForCausalLM"):
+        subject(build("llama").model)
+
+
+def test_positions_that_begin_behind_the_padding_are_fewer() -> None:
+    shape = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "pad_token_id": 1}
+    config = RobertaConfig(**shape, intermediate_size=16, max_position_embeddings=34, is_decoder=True)
+    one = subject(RobertaForCausalLM(config))
+    assert one.limit == 32
+    assert next(one.logits(torch.full((1, 32), 7), 1, None, 0)).shape == (1, 1, 60)
 
 
 def test_what_is_no_model_is_refused() -> None:

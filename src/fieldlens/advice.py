@@ -17,7 +17,7 @@ from fieldlens.layout import narrower
 from fieldlens.protocols import protocol
 from fieldlens.receptive import LEVELS, ReceptiveField
 from fieldlens.scoring import anchors_of, evaluate
-from fieldlens.statistics import bootstrap_difference
+from fieldlens.statistics import bootstrap_difference, differences
 from fieldlens.subject import Subject
 
 COVERED = 0.99
@@ -96,7 +96,7 @@ class Check:
         units_N, unit = self.contexts.units()
         sizes = sorted(int(name.split()[1]) for name in losses if name.startswith(kind))
         for size in sizes:
-            differences_N = losses[f"{kind} {size}"] - losses[best]
+            differences_N = differences(losses[f"{kind} {size}"], losses[best])
             if differences_N.mean() <= math.log1p(CLOSE_ENOUGH):
                 interval, _ = bootstrap_difference(differences_N, units_N)
                 low, high = (math.exp(v) if math.isfinite(v) and v < 700 else None for v in interval)
@@ -180,7 +180,10 @@ def advise(found: ReceptiveField, theoretical: dict[str, Any] | None, checked: C
     if found.has_sink and found.stands_alone:
         what = "BOS and the first token hold" if found.bos else "The first token alone holds"
         rest = _spread(found, without_first=True)
-        said.append(f"{what} {found.first_share:.0%}, probably an attention sink. Without: {rest}.")
+        said.append(
+            f"{what} {found.first_share:.0%}, many times its part: an attention sink, if the model is trained. "
+            f"Without: {rest}."
+        )
     lost = int((~found.defined).sum())
     if lost:
         said.append(
@@ -223,14 +226,20 @@ def _checked(checked: Check | None) -> list[str]:
     for kind, words in (("context", "context"), ("window", "sliding window")):
         found = checked.smallest(kind)
         if found is None:
+            none = kind == "window" and not checked.windows
+            said.append("It was given no window." if none else f"No {words} is within 1% of the best perplexity.")
             continue
-        interval = f", 95% {found['low']:.3f} to {found['high']:.3f}" if found["low"] and found["high"] else ""
         saved = ""
         if found["cache_saved"]:
-            saved = f"; a cache of that size, {spoken_bytes(found['cache_bytes'])}, saves {found['cache_saved']:.0%}"
+            size, part = spoken_bytes(found["cache_bytes"]), found["cache_saved"]
+            saved = f"; a cache of that size, {size}, saves {min(part, 0.999):.{0 if part < 0.99 else 1}%}"
+        if found["best"] == f"{kind} {found['tokens']}":
+            said.append(f"The best perplexity is that with a {words} of {found['tokens']:,} tokens{saved}.")
+            continue
+        interval = f", 95% {found['low']:.3f} to {found['high']:.3f}" if found["low"] and found["high"] else ""
         said.append(
             f"The smallest {words} within 1% of the best perplexity ({found['best']}) is {found['tokens']:,} tokens "
-            f"(× {found['ratio']:.3f}{interval}){saved}."
+            f"(× {found['ratio']:.3f}{interval} over {found['resampled']}){saved}."
         )
     return said
 

@@ -12,7 +12,7 @@ from fieldlens.draw import Line
 from fieldlens.errors import BadInput
 from fieldlens.evaluation import Evaluation
 from fieldlens.sheet import Sheet
-from fieldlens.statistics import bootstrap_difference, holm, paired_t, sign_flip
+from fieldlens.statistics import bootstrap_difference, differences, holm, paired_t, sign_flip
 from fieldlens.verdict import ALPHA
 
 By = Literal["documents", "tokens"]
@@ -89,7 +89,7 @@ class Comparison:
         return found
 
     def lines(self) -> list[Line]:
-        """For a figure: the mean over seeds, with a band of one deviation, or of 95 % over documents if one seed."""
+        """For a figure: the mean over seeds, with a band of one deviation; one seed has none."""
         found = []
         for group in self.groups:
             alive = [one for one in group.members.values() if one.losses]
@@ -97,12 +97,7 @@ class Comparison:
                 continue
             cells = [cell for cell in self.cells if cell["group"] == group.name]
             middle = [cell["mean"] for cell in cells]
-            if len(alive) > 1:
-                low = [cell["mean"] - cell["deviation"] for cell in cells]
-                high = [cell["mean"] + cell["deviation"] for cell in cells]
-            else:
-                rows = {row["length"]: row for row in alive[0].rows()}
-                low, high = ([rows[length][key] for length in self.lengths] for key in ("low", "high"))
+            low, high = ([cell["mean"] + sign * (cell["deviation"] or 0.0) for cell in cells] for sign in (-1, 1))
             spec = alive[0].about["model"].get("scheme")
             found.append(Line(group.name, spec, self.lengths, middle, low, high, alive[0].train_length))
         return found
@@ -168,7 +163,7 @@ def group(evaluations: Sequence[Evaluation]) -> list[Group]:
     found: dict[str, dict[int, Evaluation]] = {}
     identities: dict[str, dict[str, Any]] = {}
     _check_comparable([one for one in evaluations if one.losses])
-    for one in evaluations:
+    for one in _once(evaluations):
         identity = _identity(one)
         key = repr(sorted(identity.items()))
         identities[key] = identity
@@ -183,6 +178,17 @@ def group(evaluations: Sequence[Evaluation]) -> list[Group]:
             members[seed] = one
     names = _names([(members[min(members)], identities[key]) for key, members in found.items()])
     return [Group(name, members) for name, members in zip(names, found.values(), strict=True)]
+
+
+def _once(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Without the results of a run's model folder where those of the run itself are there: they are one model."""
+    runs = {_weights(one) for one in evaluations if "recipe" in one.about["model"]} - {None}
+    return [one for one in evaluations if "recipe" in one.about["model"] or _weights(one) not in runs]
+
+
+def _weights(one: Evaluation) -> tuple[str, int | None] | None:
+    known = one.about["model"].get("weights")
+    return (known, one.about["window"]) if known else None
 
 
 def _seed(one: Evaluation) -> int:
@@ -212,7 +218,8 @@ def _check_comparable(alive: Sequence[Evaluation]) -> None:
             differing.append("dtype")
         if differing or first.targets != other.targets:
             a, b = (one.about["model"]["name"] for one in (first, other))
-            what = ", ".join(differing) or "the longest length"
+            longest = {max(one.losses) for one in (first, other)}
+            what = ", ".join(differing) or ("the longest length" if len(longest) > 1 else "the targets that were drawn")
             raise BadInput(f"{a} and {b} were not evaluated on the same targets: they differ in {what}")
 
 
@@ -269,7 +276,7 @@ def _pairs(other: Group, reference: Group) -> list[tuple[int, Evaluation, Evalua
 def _within(other: Group, reference: Group, length: int, by: By) -> list[dict[str, Any]]:
     rows = []
     for seed, ours, theirs in _pairs(other, reference):
-        differences_N = ours.quantities(length) - theirs.quantities(length)
+        differences_N = differences(ours.quantities(length), theirs.quantities(length))
         units_N = np.arange(len(differences_N)) if by == "tokens" else ours.documents
         interval, boot = bootstrap_difference(differences_N, units_N)
         flip = sign_flip(differences_N, units_N)

@@ -97,16 +97,19 @@ def panels_of_heads(biases: Biases, log: bool) -> Figure:
     return figure
 
 
-def one_head(biases: Biases, head: int, log: bool, fits: Sequence[Fit] = ()) -> Figure:
+def one_head(
+    biases: Biases, head: int, log: bool, fits: Sequence[Fit] = (), names: Sequence[str] | None = None
+) -> Figure:
     """One panel, one line per scheme, for one head; log curves on top."""
     figure, (panel,) = new_figure(1)
     for index, (scheme, bias_HN) in enumerate(biases):
         alike = [other for other, (its, _) in enumerate(biases) if its.name == scheme.name]
         tint = shades(scheme.colour, len(alike))[alike.index(index)]
-        panel.plot(bias_HN[head - 1].numpy(), color=tint, linewidth=1, label=scheme.spec)
+        panel.plot(bias_HN[head - 1].numpy(), color=tint, linewidth=1, label=names[index] if names else scheme.spec)
     logs_N = torch.log1p(torch.arange(biases[0][1].shape[1], dtype=torch.float64))
     for fit, (colour, style) in zip(fits, cycle((("#000000", "-"), ("#009E73", "--"))), strict=False):
         panel.plot((fit.slope * logs_N + fit.constant).numpy(), color=colour, linestyle=style, lw=1, label=fit.label)
+    panel.set_title(f"head {head} of {biases[0][0].heads}", fontsize=8)
     _label_distance(panel, log)
     _legend(figure, panel)
     return figure
@@ -122,7 +125,9 @@ def matrices(biases: Biases, head: int) -> Figure:
         line_N = _blurred(bias_HN[head - 1], length // len(positions_T))
         matrix_TS = line_N[distances_TS.clamp(min=0)].masked_fill(distances_TS < 0, torch.nan)
         image = panel.imshow(matrix_TS.numpy(), extent=(0, length, length, 0), cmap="viridis", interpolation="nearest")
-        figure.colorbar(image, ax=panel, shrink=0.8).ax.tick_params(labelsize=6)
+        bar = figure.colorbar(image, ax=panel, shrink=0.8)
+        bar.set_label("bias", fontsize=7)
+        bar.ax.tick_params(labelsize=6)
         panel.set_title(f"{scheme.spec}, head {head} of {scheme.heads}", fontsize=8)
         panel.set_xlabel("key position", fontsize=7)
         panel.set_ylabel("query position", fontsize=7)

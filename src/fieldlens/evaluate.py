@@ -21,6 +21,7 @@ from fieldlens.results import write_json
 from fieldlens.schemes import check_window
 from fieldlens.scoring import address, anchors_of, documents_of, evaluate
 from fieldlens.sheet import Sheet, figure
+from fieldlens.store import digest
 from fieldlens.tokenizer import Coder, begins_with, pieces_of
 from fieldlens.tokens import tokenize
 
@@ -195,6 +196,8 @@ def _one(
         with suppress(BadInput):  # an option may not go with a length that nobody asked for
             plan = question.plan([*question.lengths, trained], text.bos)
     about = {**text.about, "align": question.align, "model": model.about}
+    if names is not None:  # drawn from what all tokenizers of the command have in common
+        about["drawn"] = digest(names)[:16]
     where = address(about, plan)
     path = out / f"{slug(origin.name)}-{question.protocol}-{where[:8]}.json"
     if path.exists() and (known := read_evaluation(path)).about.get("address") == where:

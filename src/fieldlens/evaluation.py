@@ -1,6 +1,7 @@
 """The result of an evaluation: the loss of every target at every length, and what was asked."""
 
 import math
+import operator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,13 @@ class Plan:
     """A token that heads every context, and is not counted."""
 
     def __post_init__(self) -> None:
-        lengths = sorted(set(self.lengths))
+        try:
+            lengths = sorted({operator.index(length) for length in self.lengths})
+            for key in ("segments", "target_seed", "window", "bos"):
+                value = getattr(self, key)
+                object.__setattr__(self, key, None if value is None else operator.index(value))
+        except TypeError:
+            raise BadInput("lengths, segments, seed and window are whole numbers") from None
         if not lengths or lengths[0] < 1:
             raise BadInput(
                 f"lengths are {', '.join(map(str, self.lengths)) or 'none'}: whole numbers from 1 are needed"

@@ -35,6 +35,8 @@ class Seam:
         """Its layers, bottom up."""
         self.reason = ""
         """Why the last gradient that was undefined was so."""
+        self.besides = False
+        """Whether tokens also come in elsewhere, past the embeddings: shares know nothing of that."""
 
     def norms(self, ids_BT: Tensor, target: Target = "log-likelihood", window: int | None = None) -> Tensor:
         """‖∂ target / ∂ embedding‖ of each context token; ids are context and then the true next token: (B, T) float64.
@@ -122,7 +124,14 @@ class Seam:
             cut = next(self.subject.logits(ids_BT, 1, None, 0)).double()
             if not cut.requires_grad:
                 raise BadInput(f"{self.subject.name} cannot be measured: its logits do not depend on its embeddings")
-            leaf()
+            embedded = leaf().detach()
+        handle = self.embedding.register_forward_hook(lambda *_: embedded.clone())
+        try:
+            with torch.no_grad():
+                others = (ids_BT + 1) % self.subject.vocabulary
+                self.besides = not close(plain, next(self.subject.logits(others, 1, None, 0)).double())
+        finally:
+            handle.remove()
         if not close(plain, cut):
             raise BadInput(f"{self.subject.name} cannot be measured: opened at its embeddings it predicts otherwise")
 

@@ -21,6 +21,11 @@ from fieldlens.scoring import check as check_text
 from fieldlens.subject import Subject
 from fieldlens.tokenizer import load_tokenizer
 
+BESIDES = "also reads its tokens past its embeddings: shares leave out what comes in there"
+
+LEAST = 3
+"""Tokens that a document needs: two, and one to predict."""
+
 LENGTH = 2048
 """Tokens, unless asked for otherwise or the model or the text has fewer."""
 
@@ -37,18 +42,15 @@ def measure_all(
     for origin in origins:
         if origin.diverged:
             raise BadInput(f"{origin.text} is a run that diverged: it has no model to measure")
-    texts = {origin.tokenizer: _text(question, origin) for origin in origins}
+    if question.text is not None:
+        texts = {origin.tokenizer: read_file(question.text, origin.tokenizer) for origin in origins}
+    else:
+        corpus, known = (question.corpus, None) if question.corpus else own_corpus(origins)
+        texts = {one.tokenizer: read_text(corpus, question.split, one.tokenizer, known=known) for one in origins}
     return [
         _one(origin, name, texts[origin.tokenizer], question, device, dtype, watch)
         for origin, name in zip(origins, tell_apart(origins), strict=True)
     ]
-
-
-def _text(question: Question, origin: Origin) -> Text:
-    if question.text is not None:
-        return read_file(question.text, origin.tokenizer)
-    corpus, known = (question.corpus, None) if question.corpus else own_corpus([origin])
-    return read_text(corpus, question.split, origin.tokenizer, known=known)
 
 
 def _one(
@@ -70,6 +72,8 @@ def _one(
     found = ReceptiveField(
         norms_NT, question.average, name, subject.train_length, text.bos is not None, gradients.seam.reason
     )
+    if gradients.seam.besides:
+        watch({"warning": f"{name} {BESIDES}"})
     more = not found.status and not question.plain
     layers = gradients.layers(anchors[:LAYER_SEGMENTS]) if more else {}
     heats = gradients.heats(anchors[len(anchors) // 2], load_tokenizer(origin.tokenizer)) if more else []
@@ -114,6 +118,11 @@ def theoretical(subject: Subject, window: int | None, norms_NT: np.ndarray) -> d
     reach = subject.reach(window)
     if reach is None or np.nan_to_num(norms_NT[:, :-reach]).any():
         return None
+    if norms_NT.shape[1] <= reach:  # gradients say nothing: at least its layers must be ones that look through windows
+        try:
+            subject.check_window(reach)
+        except BadInput:
+            return None
     widths = [min(w for w in (own, window) if w is not None) for own in subject.windows]
     return {"exact": reach, "paper": sum(widths), "windows": widths}
 
@@ -125,6 +134,8 @@ def _check(subject: Subject, text: Text, length: int, question: Question) -> Non
         Plan(protocol("last-token"), (length,), question.segments, 0, question.window, text.bos),
     )
     longest = max(len(ids) for ids in text.documents)
+    if longest < LEAST:
+        raise BadInput(f"this text has no document of more than {longest} tokens: at least {LEAST} are needed")
     if longest <= length:
         raise BadInput(
             f"length {length} is too long for this text: its longest document has {longest} tokens: "

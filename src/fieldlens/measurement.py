@@ -88,7 +88,10 @@ class Measurement:
 
     def layer_fields(self) -> dict[int, ReceptiveField]:
         """The receptive fields of some layers' outputs, where they are defined."""
-        fields = {number: ReceptiveField(shares_T[None].copy()) for number, shares_T in self.layers.items()}
+        fields = {
+            number: ReceptiveField(shares_T[None].copy(), bos=self.field.bos)
+            for number, shares_T in self.layers.items()
+        }
         return {number: one for number, one in fields.items() if not one.status}
 
     def to_json(self) -> dict[str, Any]:

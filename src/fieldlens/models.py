@@ -214,6 +214,7 @@ def _pretrained(place: str, shown: str, **settings: Any) -> Any:
     if "gguf_file" not in settings:
         settings["use_safetensors"] = True
     with _quiet(), _in_one_line(shown):
+        _refuse_encoders(place, settings)
         try:
             model, info = AutoModelForCausalLM.from_pretrained(place, attn_implementation="sdpa", **settings)
         except ValueError as error:
@@ -227,6 +228,18 @@ def _pretrained(place: str, shown: str, **settings: Any) -> Any:
     if broken:
         raise BadInput(f"{shown}: weights are not finite: {', '.join(broken[:5])}")
     return model.requires_grad_(False)
+
+
+def _refuse_encoders(place: str, settings: dict[str, Any]) -> None:
+    """A decoder without its encoder would run, and say nothing of what the two say together."""
+    from transformers import PreTrainedConfig
+
+    if "gguf_file" not in settings:
+        local = {key: settings[key] for key in ("local_files_only",) if key in settings}
+        described, _ = PreTrainedConfig.get_config_dict(place, **local)
+        alone = any(str(name).endswith("ForCausalLM") for name in described.get("architectures") or [])
+        if described.get("is_encoder_decoder") and not alone:
+            raise BadInput(f"{place} is an encoder and a decoder: a causal language model is needed")
 
 
 def _fetched(name: str) -> Path:
@@ -289,6 +302,8 @@ def _in_one_line(shown: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         said = " ".join(str(error).split()) or type(error).__name__
+        if said.startswith("Unrecognized configuration class"):  # and then a list of all that there are
+            said = "transformers has no causal language model of this kind"
         raise BadInput(f"{shown} cannot be loaded: {said[:300]}") from error
 
 

@@ -61,4 +61,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist") from None
     except Exception as error:  # zipfile, zlib and NumPy each raise their own
-        raise BadInput(f"{path} cannot be read: {error}") from None
+        raise BadInput(
+            f"{path} cannot be read ({type(error).__name__}): delete it, and what made it makes it again"
+        ) from None

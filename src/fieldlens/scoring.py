@@ -131,7 +131,7 @@ def anchors_of(documents: Sequence[np.ndarray], plan: Plan) -> list[Anchor]:
 def address(about: dict[str, Any], plan: Plan) -> str:
     """Names an evaluation by all that its numbers depend on."""
     model = {key: about["model"][key] for key in ("weights", "configuration", "dtype")}
-    text = {key: about[key] for key in ("data", "tokenizer", "align")}
+    text = {key: about[key] for key in ("data", "tokenizer", "align", "drawn") if key in about}
     return digest({"model": model, **text, **plan.about()})[:16]
 
 

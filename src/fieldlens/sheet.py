@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,12 @@ class Sheet:
     title: str = ""
     notes: Sequence[str] = field(default_factory=tuple)
 
+    @property
+    def right(self) -> list[bool]:
+        """Which columns stand to the right: numbers, not words; the first names the rows."""
+        cells = [[row[at] for row in self.rows if at < len(row)] for at in range(len(self.columns))]
+        return [at > 0 and _is_of_numbers(column) for at, column in enumerate(cells)]
+
     def text(self) -> Any:
         """For rich's console: a table, or on a terminal too narrow for it one block per row. No number is ever cut."""
         return _Fitted(self)
@@ -31,7 +38,7 @@ class Sheet:
         def line(cells: Sequence[str]) -> str:
             return "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in cells) + " |"
 
-        rule = "|" + "|".join(["---", *["--:"] * (len(self.columns) - 1)]) + "|"
+        rule = "|" + "|".join("--:" if right else "---" for right in self.right) + "|"
         heading = [f"**{self.title}**", ""] if self.title else []
         notes = ["", *self.notes] if self.notes else []
         return "\n".join([*heading, line(self.columns), rule, *map(line, self.rows), *notes]) + "\n"
@@ -41,7 +48,7 @@ class Sheet:
             return " & ".join(map(escaped, cells)) + r" \\"
 
         body = [line(self.columns), r"\midrule", *map(line, self.rows)]
-        head = rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}"
+        head = rf"\begin{{tabular}}{{{''.join('r' if right else 'l' for right in self.right)}}}"
         title = [rf"\par\noindent\textbf{{{escaped(self.title)}}}\par"] if self.title else []
         notes = [rf"\par {escaped(note)}" for note in self.notes]
         return "\n".join([*title, head, r"\toprule", *body, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
@@ -77,7 +84,11 @@ class _Fitted:
             stiff = narrow and not any(" " in row[index].strip() for row in self.rows)
             heading = column.replace(" ", "\n") if stiff else column
             table.add_column(
-                escape(heading), justify="right" if index else "left", no_wrap=stiff, overflow="fold", vertical="top"
+                escape(heading),
+                justify="right" if sheet.right[index] else "left",
+                no_wrap=stiff,
+                overflow="fold",
+                vertical="top",
             )
         for row in self.rows:
             table.add_row(*map(escape, row))
@@ -93,6 +104,12 @@ class _Fitted:
             cells = zip(self.sheet.columns[1:], row[1:], strict=True)
             lines += [f"  {name:{width}} {cell.strip()}" for name, cell in cells if cell.strip()]
         return Text("\n".join(lines))
+
+
+def _is_of_numbers(cells: Sequence[str]) -> bool:
+    """Whether cells hold numbers; a single word, as diverged, may stand for one."""
+    worded = [cell for cell in cells if cell.strip()[:1].isalpha() or len(re.findall(r"[^\W\d_]{2,}", cell)) > 1]
+    return len(worded) < len(cells) and all(cell.strip().isalpha() for cell in worded)
 
 
 def figure(value: float, digits: int) -> str:

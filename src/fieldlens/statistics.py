@@ -20,6 +20,9 @@ EXACT = 14
 SAME = 1e-12
 """What differs by less than this part of the values' size differs by round-off."""
 
+ROUND_OFF = 1e-5
+"""Nats by which a loss may differ from itself: single precision adds up in another order at another length."""
+
 CHUNK = 2**18
 """Draws held at once: 2^16 … 2^22 were tried."""
 
@@ -41,6 +44,19 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+def differences(ours_N: ArrayLike, theirs_N: ArrayLike) -> Floats:
+    """How much higher each of our losses is than theirs of the same target; what may be round-off is nothing."""
+    found_N = np.asarray(ours_N, dtype=np.float64) - np.asarray(theirs_N, dtype=np.float64)
+    return np.where(abs(found_N) < ROUND_OFF, 0.0, found_N)
+
+
+def extent(differences_N: ArrayLike, documents_N: ArrayLike) -> Interval:
+    """The smallest and the largest mean of a document: where all of them lie, theirs does, however few differ."""
+    documents = _Documents.of(differences_N, documents_N)
+    means_G = documents.sums / documents.counts
+    return Interval(float(means_G.min()), float(means_G.max()))
 
 
 def paired_t(values: ArrayLike, reference: ArrayLike) -> Paired:
@@ -135,10 +151,10 @@ def sign_flip(differences_N: ArrayLike, documents_N: ArrayLike, resamples: int =
 
 
 def smallest_p(documents: int) -> float:
-    """The smallest p that sign flips of so many documents can reach (.0625 with 5), if they do not run out first."""
+    """The smallest p that sign flips of so many documents can reach: .0625 with 5, one in all resamples with many."""
     if documents < 1:
         raise BadInput(f"a sign flip needs at least 1 document, not {documents}")
-    return 2.0 ** (1 - documents)
+    return 2.0 ** (1 - documents) if documents <= EXACT else 1 / (1 + RESAMPLES)
 
 
 class _Documents(NamedTuple):

@@ -129,6 +129,10 @@ class Theirs(Subject):
     def __init__(self, model: Any, name: str = "") -> None:
         self.model, self.module = model.eval(), model
         config = model.config.get_text_config()
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise BadInput(f"{type(model).__name__} is an encoder and a decoder: a causal language model is needed")
+        if model.get_output_embeddings() is None:
+            raise BadInput(f"{type(model).__name__} predicts no tokens: load it with AutoModelForCausalLM")
         self.name = name or config.name_or_path or config.model_type
         embedding = model.get_input_embeddings()
         self.vocabulary, self.parameters = embedding.num_embeddings, _counted(model, embedding)
@@ -311,8 +315,13 @@ def _learned_positions(model: Any) -> int | None:
     """The rows of an embedding that is not the tokens' and has a row (some keep a few spare) for each position."""
     length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tokens = model.get_input_embeddings()
-    others = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding) and m is not tokens]
-    return length if length and any(0 <= rows - length <= 8 for rows in others) else None
+    others = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not tokens]
+    fitting = [m for m in others if length and 0 <= m.num_embeddings - length <= 8]
+    if not length or not fitting:
+        return None
+    # some count from behind the padding, and have no rows to spare for that
+    first = max(0 if m.padding_idx is None else m.padding_idx + 1 for m in fitting)
+    return min(length, max(m.num_embeddings for m in fitting) - first)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fieldlens.statistics import bootstrap_difference, holm, sign_flip, smallest_p
+from fieldlens.statistics import bootstrap_difference, differences, holm, sign_flip, smallest_p
 
 ALPHA = 0.05
 EXPLOSION = 1.5
@@ -30,7 +30,7 @@ def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_l
         return {"verdict": None, "reason": f"no length past the training length {train_length} was evaluated"}
     evidence = []
     for length in beyond:
-        differences_N = losses[length] - losses[train_length]
+        differences_N = differences(losses[length], losses[train_length])
         interval, _ = bootstrap_difference(differences_N, units_N)
         found = sign_flip(differences_N, units_N)
         low, high = (value if math.isfinite(value) else None for value in interval)

@@ -2,6 +2,7 @@
 
 import errno
 import importlib.metadata
+import inspect
 import os
 import platform
 import sys
@@ -18,9 +19,11 @@ from fieldlens.cli.measure import measure
 from fieldlens.cli.paper import paper
 from fieldlens.cli.runs import runs
 from fieldlens.cli.schemes import schemes
-from fieldlens.cli.study import study
-from fieldlens.cli.train import train
+from fieldlens.cli.study import Crew, study
+from fieldlens.cli.train import Changes, train
 from fieldlens.errors import FieldlensError
+from fieldlens.machine import Machine
+from fieldlens.recipe import Habits
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 EXTRAS = ("datasets", "gguf", "ray", "lm-eval", "tensorboard")
@@ -56,6 +59,41 @@ app = App(
     default_parameter=Parameter(negative=()),
     suppress_keyboard_interrupt=False,  # __main__ says what happened
 )
+
+
+def flowing(text: str) -> str:
+    """A docstring whose paragraphs are one line each, for the terminal to fold."""
+    lines: list[str] = []
+    for line in inspect.cleandoc(text).splitlines():
+        inside = bool(lines and lines[-1] and line.strip()) and not {lines[-1].strip("-"), line.strip("-")} & {""}
+        if inside and _indent(lines[-1]) == _indent(line):
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+for documented in (
+    Machine,
+    Habits,
+    Changes,
+    Crew,
+    measure,
+    evaluate,
+    compare,
+    generate,
+    train,
+    runs,
+    schemes,
+    corpus,
+    study,
+    paper,
+):
+    documented.__doc__ = flowing(documented.__doc__ or "")
 for place, verb in enumerate((measure, evaluate, compare, generate, train, runs, schemes, corpus, study, paper)):
     app.command(verb, sort_key=place, help_epilogue=DEBUG)  # type: ignore[call-overload]
 app.register_install_completion_command(show=False, help_epilogue=DEBUG)

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,10 @@ class Artifact(ABC):
         """The runs of the study that it needs."""
         return []
 
+    @property
+    def needs_runs(self) -> bool:
+        return type(self).jobs is not Artifact.jobs
+
     def parts(self, shelf: Shelf) -> dict[str, str]:
         """All that it needs, by name: done, stale or missing."""
         return {job.name: shelf.states[job.name] for job in self.jobs(shelf)}
@@ -116,13 +121,14 @@ def state(artifact: Artifact, shelf: Shelf, out: Path) -> dict[str, Any]:
     found: State
     if counts["stale"] or moved:
         found = "stale"
-    elif counts["missing"]:
+    elif counts["missing"] or (artifact.needs_runs and not states):
         found = "partial" if counts["done"] else "missing"
     else:
         found = "fresh"
     why = [f"{counts['stale']} of {len(states)} results answer another question or text"] if counts["stale"] else []
     why += ["drawn from other results than are there now"] if moved else []
     why += [artifact.cut(shelf)] if counts["missing"] else []
+    why += [f"study '{shelf.study.name}' has none of its runs"] if artifact.needs_runs and not states else []
     return {
         "name": artifact.name,
         "kind": artifact.kind,
@@ -143,15 +149,19 @@ def cut(jobs: Sequence[Job], shelf: Shelf) -> str:
     corpora, all_corpora = ({job.recipe.corpus: None for job in some} for some in (done, jobs))
     if len(corpora) < len(all_corpora):
         said.append(f"{', '.join(corpora)} only")
-    seeds, all_seeds = ({job.recipe.seed for job in some} for some in (done, jobs))
-    if len(seeds) < len(all_seeds):
-        said.append(f"{len(seeds)} of {len(all_seeds)} seeds")
+    counts = Counter((job.recipe.scheme, job.recipe.corpus, job.recipe.length) for job in done)
+    few, many = min(counts.values()), max(counts.values())
+    seeds = len({job.recipe.seed for job in jobs})
+    if few < seeds:
+        said.append(f"{few if few == many else f'{few} to {many}'} of {seeds} seeds")
     return ", ".join([*said, f"{len(done)} of {len(jobs)} runs"])
 
 
 def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Path]]:
     """Draw an artifact into a folder; its last file says what it was drawn from."""
     states = list(artifact.parts(shelf).values())
+    if artifact.needs_runs and not states:
+        raise BadInput(f"{artifact.name}: study '{shelf.study.name}' has none of its runs")
     if states and "done" not in states:
         raise BadInput(
             f"{artifact.name} needs {len(states)} runs, and "

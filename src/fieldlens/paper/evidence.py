@@ -11,7 +11,7 @@ from fieldlens.evaluation import Evaluation
 from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import Shelf
 from fieldlens.receptive import ReceptiveField
-from fieldlens.statistics import Interval, Paired, bootstrap_difference, holm, sign_flip
+from fieldlens.statistics import Interval, Paired, bootstrap_difference, differences, extent, holm, sign_flip
 from fieldlens.verdict import ALPHA, EXPLOSION
 
 Answer = bool | None
@@ -34,6 +34,8 @@ class Gap(NamedTuple):
     found: Paired
     interval: Interval
     seeds: tuple[float, ...] = ()
+    extent: Interval = Interval(-math.inf, math.inf)
+    """Of single documents: where only a few differ at all, no interval can be had from resampling."""
 
     def lower(self) -> Answer:
         """Whether the first is lower: if that is significant."""
@@ -45,7 +47,7 @@ class Gap(NamedTuple):
 
     def within(self, limit: float) -> Answer:
         """Whether the two differ by no more than a limit either way, likewise."""
-        if -limit <= self.interval.low and self.interval.high <= limit:
+        if any(-limit <= low and high <= limit for low, high in (self.interval, self.extent)):
             return True
         return False if self.interval.low > limit or self.interval.high < -limit else None
 
@@ -67,6 +69,8 @@ class Past(NamedTuple):
 
     row: dict[str, Any]
     seeds: Sequence[float]
+    extent: Interval
+    """Of single documents."""
 
     @property
     def certain(self) -> bool:
@@ -78,9 +82,10 @@ class Past(NamedTuple):
         return all(low <= one <= high for one in (self.row["difference"], *self.seeds))
 
     def surely(self, low: float, high: float) -> bool:
-        """Whether the whole interval does, with each seed too."""
+        """Whether the whole interval does, or every document, with each seed too."""
         ends = (self.row["low"], self.row["high"])
-        return None not in ends and all(low <= end <= high for end in ends) and self.lies(low, high)
+        known = [self.extent] if None in ends else [self.extent, ends]
+        return any(low <= start and end <= high for start, end in known) and self.lies(low, high)
 
 
 class Evidence:
@@ -129,6 +134,8 @@ class Evidence:
         return [one.within(self.shelf.trained) for one in self.fields(model, corpus).values()]
 
     def missing(self, model: str, corpus: str, trained: int = TRAINED, why: str = "") -> Missing:
+        lost = [str(seed) for seed, one in self.shelf.results(model, corpus, trained).items() if one.diverged]
+        why = why or (f", which diverged with seed {', '.join(lost)}" if lost else "")
         return Missing(f"{self.name(model, trained)} on {self.shelf.corpus(corpus)}{why}")
 
     def verdict(self, model: str, corpus: str, trained: int = TRAINED) -> dict[str, Any]:
@@ -147,12 +154,15 @@ class Evidence:
 
     def past(self, model: str, corpus: str, trained: int = TRAINED) -> list[Past]:
         """How loss differs from that at the training length, at each length past it."""
-        own, each = self.shelf.length(trained), self.each(model, corpus, trained).values()
-        rows = self.verdict(model, corpus, trained)["evidence"]
-        return [
-            Past(row, [float((one.quantities(row["length"]) - one.quantities(own)).mean()) for one in each])
-            for row in rows
-        ]
+        own, pooled = self.shelf.length(trained), self.losses(model, corpus, trained)
+        found = []
+        for row in self.verdict(model, corpus, trained)["evidence"]:
+            each = [
+                differences(one.quantities(row["length"]), one.quantities(own))
+                for one in (pooled, *self.each(model, corpus, trained).values())
+            ]
+            found.append(Past(row, [float(one.mean()) for one in each[1:]], extent(each[0], pooled.units()[0])))
+        return found
 
     def moves(self, model: str, corpus: str) -> tuple[bool, bool, bool]:
         """Whether loss past L_tr is surely lower somewhere, surely higher somewhere, surely within 1 % everywhere."""
@@ -194,11 +204,13 @@ class Evidence:
         ]
         shared = sorted(one.keys() & other.keys())
         each_SN = np.stack([
-            np.mean([one[seed].quantities(a) - other[seed].quantities(b) for a, b in pairs], axis=0) for seed in shared
+            np.mean([differences(one[seed].quantities(a), other[seed].quantities(b)) for a, b in pairs], axis=0)
+            for seed in shared
         ])  # fmt: skip
         differences_N, units_N = each_SN.mean(0), one[shared[0]].units()[0]
         interval = bootstrap_difference(differences_N, units_N)[0]
-        return Gap(sign_flip(differences_N, units_N), interval, tuple(each_SN.mean(1).tolist()))
+        seeds = tuple(each_SN.mean(1).tolist())
+        return Gap(sign_flip(differences_N, units_N), interval, seeds, extent(differences_N, units_N))
 
     def between(self, model: str, other: str, corpus: str, lengths: Sequence[int]) -> Gap:
         """Between two models."""
@@ -223,7 +235,7 @@ class Evidence:
             at = f" at {self.shelf.length(some[0])}" if len(some) == 1 else ""
             test = gap.found.reason if p is None else f"p = {p:.2g}"
             seeds = f"{len(gap.seeds)} seed{'s' * (len(gap.seeds) > 1)}"
-            names = f"{self.shelf.spec(one)} less {self.shelf.spec(other)}{at}"
+            names = f"{self.shelf.spec(one)} minus {self.shelf.spec(other)}{at}"
             said.append(f"{names}: {gap.found.difference:+.4f} nats ({test}, {seeds})")
         return found, said
 
@@ -237,6 +249,11 @@ def shares(values: Sequence[float]) -> str:
     """From the least to the most."""
     low, high = min(values), max(values)
     return f"{low:.1%}" if len(values) == 1 else f"{low:.1%} to {high:.1%}"
+
+
+def times(ratio: float) -> str:
+    """A ratio of perplexities."""
+    return f"× {ratio:.3f}" if ratio < 10 else f"× {ratio:.3g}"
 
 
 def plateau(losses: dict[int, np.ndarray]) -> int:

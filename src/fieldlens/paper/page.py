@@ -14,7 +14,11 @@ TITLE = "What the paper claims, and what our results say"
 HOW = (
     "Every verdict is computed from results by the test that stands beside it; none is written by hand. Seeds are "
     "pooled: the loss of a target is its mean over seeds. Where several corpora are asked, those that were run decide, "
-    "and each must agree. A claim that does not hold is a finding about this size of model and text, not the last word."
+    "and each must agree. A claim that does not hold is a finding about this size of model and text, not the last "
+    "word. L_tr is the training length, L_ex the length that is evaluated, × 2 … × 16 their ratio. A difference is "
+    "*significant* if flipping the signs of whole documents at random makes one as large in less than 5 % of cases, "
+    "after Holm's correction for the number of tests; something is *surely* so if it is in all of the 95 % interval "
+    "over documents."
 )
 
 
@@ -81,9 +85,12 @@ def _anchor(one: Judged) -> str:
 def _open(one: Judged) -> list[str]:
     """What is left to do."""
     found = [f"not there yet: {', '.join(one.needs)}"] if one.needs else []
+    found += [f"not shown: {', '.join(one.wants)}"] if one.wants else []
     return found + ([f"what would decide: {one.decides}"] if one.decides else [])
 
 
 def _notes(shelf: Shelf) -> list[str]:
     notes = [f"From {cut(shelf.study.whole, shelf)} of study `{shelf.study.name}`, trained on {shelf.trained} tokens."]
+    lost = shelf.diverged()
+    notes += [f"Diverged, and counted as no number: {', '.join(lost)}."] if lost else []
     return notes + ([CAVEAT] if shelf.corpus("arxiv") != "arxiv" else [])

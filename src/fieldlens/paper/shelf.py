@@ -97,6 +97,16 @@ class Shelf:
             self._read[job.name] = read_result(self.folder / job.name)
         return self._read[job.name]
 
+    def has(self, corpus: str) -> bool:
+        """Whether any result from one of the paper's corpora is there."""
+        here = self.corpus(corpus)
+        return any(job.recipe.corpus == here and self.states[job.name] == "done" for job in self.study.whole)
+
+    def diverged(self) -> list[str]:
+        """The runs that diverged."""
+        found = [(job.name, self.result(job)) for job in self.study.whole]
+        return [name for name, one in found if one is not None and one.diverged]
+
     def results(self, model: str, corpus: str, trained: int = TRAINED, control: bool = False) -> dict[int, Result]:
         """The results of one model by seed."""
         found = [(job, self.result(job)) for job in self.jobs([model], [corpus], trained, control)]

@@ -34,7 +34,7 @@ class DifferentD(Artifact):
         columns = ["L_ex / L_tr", *map(_dims, MODELS)]
         title = f"{shelf.corpus_label(CORPUS)}: perplexity of trained models (ours; the paper prints none)"
         evaluated = [one for model in MODELS for one in shelf.evaluations(model, CORPUS).values()]
-        figures = {"": one_head(biases(*MODELS), HEADS, True)}
+        figures = {"": one_head(biases(*MODELS), HEADS, True, names=[_dims(model) for model in MODELS])}
         if any(one.losses for one in evaluated):
             lines = compare(evaluated).lines()
             trained = perplexity_lines([line._replace(label=_dims(line.label)) for line in lines])

@@ -30,7 +30,9 @@ class Outcome:
     verdict: Verdict
     evidence: Sequence[str] = ()
     needs: Sequence[str] = ()
-    """What is missing, or would decide it."""
+    """Which results are missing."""
+    wants: Sequence[str] = ()
+    """What the results that are there do not show, so that nothing is decided."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Judged:
     verdict: Verdict
     evidence: Sequence[str]
     needs: Sequence[str]
+    wants: Sequence[str]
     decides: str
 
     def to_json(self) -> dict[str, Any]:
@@ -96,10 +99,10 @@ def judge_one(one: Claim, evidence: Evidence) -> Judged:
         found = one.test(evidence)
     except Missing as missing:
         found = Outcome("undecided", (), (str(missing),))
-    said, needs = tuple(found.evidence), tuple(found.needs)
+    said, needs, wants = tuple(found.evidence), tuple(found.needs), tuple(found.wants)
     seen = found.verdict == "does not hold" or (found.verdict == "undecided" and found.evidence)
     decides = one.decides if seen and evidence.shelf.factor != 1 else ""
-    return Judged(one.name, one.says, one.rule, one.ours, found.verdict, said, needs, decides)
+    return Judged(one.name, one.says, one.rule, one.ours, found.verdict, said, needs, wants, decides)
 
 
 def judged(shelf: Shelf) -> list[Judged]:
@@ -130,6 +133,7 @@ def over(
     then decide.
     """
     said: list[str] = []
+    needed: list[str] = []
     wanted: list[str] = []
     found: list[Answer] = []
     for corpus in corpora:
@@ -137,10 +141,10 @@ def over(
         try:
             holds, words = test(corpus)
         except Missing as missing:
-            wanted.append(str(missing))
+            needed.append(str(missing) if evidence.shelf.has(corpus) else f"all runs on {named}")
             continue
         said += [f"{named}: {word}" for word in words]
         found.append(holds)
         if holds is None:
             wanted.append(f"{named}: {needs}")
-    return Outcome(VERDICT[settled(found) if found else None], said, wanted)
+    return Outcome(VERDICT[settled(found) if found else None], said, needed, wanted)

@@ -4,7 +4,7 @@ import math
 
 from fieldlens.paper.artifacts.sinusoidal_128_512 import TRAININGS, jump, spans
 from fieldlens.paper.claims import Outcome, agreed, claim, over, settled
-from fieldlens.paper.evidence import Answer, Evidence, shares
+from fieldlens.paper.evidence import Answer, Evidence, shares, times
 from fieldlens.paper.shelf import ALL
 from fieldlens.receptive import ReceptiveField
 
@@ -25,7 +25,7 @@ def leave_the_field(evidence: Evidence) -> Outcome:
         for model in ("rotary", "sinusoidal"):
             inside = evidence.inside(model, corpus)
             found += [agreed([one < HALF for one in inside]), evidence.explodes(model, corpus)]
-            said.append(f"{model}: {shares(inside)} inside, × {evidence.worst(model, corpus):.3g}")
+            said.append(f"{model}: {shares(inside)} inside, {times(evidence.worst(model, corpus))}")
         return settled(found), said
 
     return over(evidence, ALL, test)

@@ -7,7 +7,7 @@ from fieldlens.paper.artifacts.arxiv_openwebtext2 import MODELS, WINDOWS
 from fieldlens.paper.artifacts.diagonal_8 import fits
 from fieldlens.paper.artifacts.heatmap_8 import LENGTH
 from fieldlens.paper.claims import Outcome, claim, over
-from fieldlens.paper.evidence import Answer, Evidence, Missing
+from fieldlens.paper.evidence import Answer, Evidence, Missing, times
 from fieldlens.paper.printed import CORPORA, cells
 from fieldlens.paper.scale import LENGTHS
 from fieldlens.paper.shelf import MOST
@@ -53,7 +53,7 @@ def _trained(evidence: Evidence) -> list[str]:
         with_it, without = (evidence.worst(model, "arxiv") for model in ("alibi:shift=6,slope_floor=0.01", "shift:6"))
     except Missing:
         return []
-    return [f"trained, Δ = 6 grows at most × {with_it:.3g} with the floor, × {without:.3g} without"]
+    return [f"trained, Δ = 6 grows at most {times(with_it)} with the floor, {times(without)} without"]
 
 
 @claim(

@@ -10,7 +10,7 @@ from fieldlens.paper.artifacts.heatmap_8 import HEADS, biases
 from fieldlens.paper.artifacts.openweb_github_arxiv import LEARNED
 from fieldlens.paper.artifacts.sandwich_kerple_t5_receptive import ALIKE, OTHERS
 from fieldlens.paper.claims import SEEDS, VERDICT, Outcome, agreed, claim, over, settled
-from fieldlens.paper.evidence import SMALL, Answer, Evidence, Gap, shares
+from fieldlens.paper.evidence import SMALL, Answer, Evidence, Gap, shares, times
 from fieldlens.paper.fields import distance
 from fieldlens.paper.scale import LENGTHS, TRAINED
 from fieldlens.paper.shelf import ALL
@@ -32,7 +32,7 @@ def sandwich_improves(evidence: Evidence) -> Outcome:
         lower, higher, still = evidence.moves("sandwich", corpus)
         best = min(found["evidence"], key=lambda row: row["ratio"])
         return (False if still else True if lower else False if higher else None), [
-            f"{found['verdict']}; at best × {best['ratio']:.3g}, with {best['length']} tokens"
+            f"perplexity {found['verdict']}; at best {times(best['ratio'])}, with {best['length']} tokens"
         ]
 
     return over(evidence, ALL, test)

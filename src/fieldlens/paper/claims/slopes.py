@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import SAME, SHIFTS
 from fieldlens.paper.claims import Outcome, agreed, claim, over, settled
-from fieldlens.paper.evidence import Answer, Evidence, shares
+from fieldlens.paper.evidence import Answer, Evidence, shares, times
 from fieldlens.paper.shelf import ALL, MOST
 
 MOSTLY = 0.9
@@ -13,7 +13,7 @@ MOSTLY = 0.9
 def _grown(evidence: Evidence, models: tuple[str, ...], corpus: str) -> tuple[list[Answer], str]:
     """Which models explode, and by how much each grows."""
     found = [evidence.explodes(model, corpus) for model in models]
-    words = [f"{evidence.shelf.spec(model)} × {evidence.worst(model, corpus):.3g}" for model in models]
+    words = [f"{evidence.shelf.spec(model)} {times(evidence.worst(model, corpus))}" for model in models]
     return found, "largest perplexity past L_tr over that at L_tr: " + ", ".join(words)
 
 
@@ -60,7 +60,8 @@ def large_slopes(evidence: Evidence) -> Outcome:
 def alibi_rises(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         lower, higher, still = evidence.moves("alibi", corpus)
-        said = f"{evidence.verdict('alibi', corpus)['verdict']}, at most × {evidence.worst('alibi', corpus):.3g}"
+        verdict = evidence.verdict("alibi", corpus)["verdict"]
+        said = f"perplexity {verdict}, at most {times(evidence.worst('alibi', corpus))}"
         return (False if still or lower else True if higher else None), [said]
 
     return over(evidence, ALL, test)

@@ -2,20 +2,22 @@
 
 import math
 
+from fieldlens.evaluation import Evaluation
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import MODELS, SHIFTS, WINDOWS
 from fieldlens.paper.artifacts.extended_training_length import FIXED
-from fieldlens.paper.claims import SEEDS, Outcome, claim, over, settled
-from fieldlens.paper.evidence import SMALL, Answer, Evidence, plateau
+from fieldlens.paper.claims import SEEDS, Outcome, agreed, claim, over, settled
+from fieldlens.paper.evidence import SMALL, Answer, Evidence, plateau, times
 from fieldlens.paper.fields import bounded
 from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import MOST
+from fieldlens.receptive import ReceptiveField
 from fieldlens.schemes import parse
 
 
 def _said(evidence: Evidence, model: str, corpus: str) -> str:
-    ends = {True: "breaks", False: "holds", None: "uncertain"}[evidence.breaks(model, corpus)]
+    ends = {True: "breaks", False: "stays", None: "uncertain"}[evidence.breaks(model, corpus)]
     field = evidence.field(model, corpus)
-    return f"{evidence.shelf.spec(model)}: ERF {bounded(field)}, {ends} (× {evidence.worst(model, corpus):.3g})"
+    return f"{evidence.shelf.spec(model)}: ERF {bounded(field)}, {ends} ({times(evidence.worst(model, corpus))})"
 
 
 @claim(
@@ -58,8 +60,8 @@ def erf_predicts(evidence: Evidence) -> Outcome:
 @claim(
     "constant-or-explodes", 5,
     "Past some length perplexity either stays the same or has exploded.",
-    "For each of the three experiments' models: × 16 is within 1 % of × 8, or × 1.5 of that at L_tr or more, either "
-    "surely.",
+    "For each of the three experiments' models: perplexity at 16 L_tr is within 1 % of that at 8 L_tr, or × 1.5 of "
+    "that at L_tr or more, either surely.",
 )  # fmt: skip
 def constant_or_explodes(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
@@ -70,8 +72,8 @@ def constant_or_explodes(evidence: Evidence) -> Outcome:
             rests = moved.rests(SMALL)
             found.append(True if rests or exploded else False if rests is False and exploded is False else None)
             if found[-1] is not True:
-                times = math.exp(moved.found.difference)
-                odd.append(f"{evidence.shelf.spec(model)} moves by × {times:.3g} from × 8 to × 16")
+                what = "moves by" if found[-1] is False else "uncertain:"
+                odd.append(f"{evidence.shelf.spec(model)} {what} {times(math.exp(moved.found.difference))}")
         return settled(found), odd or [f"all of {len(MODELS)} models"]
 
     return over(evidence, MOST, test)
@@ -80,24 +82,36 @@ def constant_or_explodes(evidence: Evidence) -> Outcome:
 @claim(
     "plateau-at-erf", 6,
     "Perplexity becomes constant where the length reaches the ERF.",
-    "For each window and shift whose ERF is bounded, and whose perplexity moves and then settles: the first length of "
-    "the plateau (within 1 % of the last) is the first one measured that holds the ERF, or a neighbour of it.",
+    "For each window and shift whose ERF is bounded, and whose perplexity moves past L_tr and then settles: the first "
+    "length of the plateau (within 1 % of the last) is the first one measured that holds the ERF, or a neighbour of "
+    "it, with each seed.",
 )  # fmt: skip
 def plateau_at_erf(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found, said = [], []
+        found: list[Answer] = []
+        said = []
         for model in (*WINDOWS, *SHIFTS):
-            field, one = evidence.field(model, corpus), evidence.losses(model, corpus)
-            lengths = sorted(one.losses)
-            onset = plateau({length: one.quantities(length) for length in lengths})
-            holding = [length for length in lengths if length >= field.erf(0.99)]
-            if field.saturated() or onset in (lengths[0], lengths[-1]) or not holding:
+            fields, losses = evidence.fields(model, corpus), evidence.each(model, corpus)
+            pairs = [_onset(evidence, fields[seed], losses[seed]) for seed in sorted(fields.keys() & losses.keys())]
+            if not pairs or None in pairs:
                 continue
-            found.append(abs(lengths.index(onset) - lengths.index(holding[0])) <= 1)
-            said.append(f"{evidence.shelf.spec(model)}: ERF {field.erf(0.99)}, constant from {onset}")
-        return all(found) if found else None, said
+            known = [pair for pair in pairs if pair is not None]
+            found.append(agreed([close for *_, close in known]))
+            words = ", ".join(f"ERF {erf}, constant from {onset}" for erf, onset, _ in known)
+            said.append(f"{evidence.shelf.spec(model)}: {words}")
+        return settled(found) if found else None, said
 
-    return over(evidence, MOST, test)
+    return over(evidence, MOST, test, "a window or shift whose perplexity moves past L_tr and then settles")
+
+
+def _onset(evidence: Evidence, field: ReceptiveField, one: Evaluation) -> tuple[int, int, bool] | None:
+    """One model's ERF, where its plateau begins, and whether these are neighbours; None where nothing can be told."""
+    lengths = [length for length in sorted(one.losses) if length >= evidence.shelf.trained]
+    onset = plateau({length: one.quantities(length) for length in lengths})
+    holding = [length for length in lengths if length >= field.erf(0.99)]
+    if field.saturated() or onset in (lengths[0], lengths[-1]) or not holding:
+        return None
+    return field.erf(0.99), onset, abs(lengths.index(onset) - lengths.index(holding[0])) <= 1
 
 
 @claim(
@@ -114,7 +128,7 @@ def longer_training_repairs(evidence: Evidence) -> Outcome:
             found.append(None if not failed or repaired is None else not repaired)
             lengths = [evidence.shelf.length(n) for n in (TRAINED, longer)]
             spec = evidence.shelf.spec(model)
-            said.append(f"{spec}: at most × {before:.3g} trained on {lengths[0]}, × {after:.3g} on {lengths[1]}")
+            said.append(f"{spec}: at most {times(before)} trained on {lengths[0]}, {times(after)} on {lengths[1]}")
         return settled(found), said
 
     return over(evidence, MOST, test, "a case that fails at the usual L_tr in the first place, for each")
@@ -139,7 +153,7 @@ def coverage_necessary(evidence: Evidence) -> Outcome:
     "narrow-windows", 3,
     "A small window predicts worse at L_tr: attention needs room.",
     "The loss of the smallest window is higher than that of the four that follow it: significantly (documents "
-    "flipped), and with each of two or more seeds. Lower than theirs, likewise, decides against it.",
+    "flipped, Holm), and with each of two or more seeds. Lower than theirs, likewise, decides against it.",
 )  # fmt: skip
 def narrow_windows(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
