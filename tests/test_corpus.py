@@ -102,6 +102,13 @@ def test_a_file_beside_data_of_named_splits_is_refused(tmp_path: Path) -> None:
         open_corpus(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "a.zip"])
+def test_an_archive_is_refused_by_that_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"whatever")
+    with pytest.raises(BadInput, match="is an archive of files: unpack it"):
+        open_corpus(str(tmp_path))
+
+
 def test_documents_are_split_by_their_hash_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS))
     found = open_corpus(str(tmp_path / "a.jsonl"))

@@ -29,6 +29,7 @@ BUILT_IN = {"stdlib": "sources of the running Python's standard library, without
 
 _RULE = 1  # which document goes to which split; a change of the rule changes every fingerprint
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_ARCHIVE = re.compile(r"\.(tar(\.\w+)?|tgz|zip|7z|rar)$", re.IGNORECASE)
 _JSON = re.compile(r"\.json(\.gz|\.zst)?$", re.IGNORECASE)
 _DATA = (".txt", ".jsonl", ".json", ".gz", ".zst", ".parquet")
 _TESTS = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
@@ -149,16 +150,10 @@ def open_corpus(text: str) -> Corpus:
             raise BadInput(f"corpus '{text}' does not exist")
         raise BadInput(f"{unknown('corpus', text, BUILT_IN)}, or the path of a file or folder")
     name = path.resolve().name
-    if path.is_dir():
-        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            return Corpus(name, *saved(path))
-        files = files_of(path)
-    else:
-        files = [(path.name, path)]
-    if not files:
-        raise BadInput(f"corpus '{text}' is empty: a folder without files")
-    if odd := next((file for _, file in files if not file.is_file()), None):
-        raise BadInput(f"{odd} is neither a file nor a folder")
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return Corpus(name, *saved(path))
+    files = files_of(path) if path.is_dir() else [(path.name, path)]
+    _check_files(text, files)
     roles = roles_of([file for file, _ in files]) if path.is_dir() else None
     named = roles or ([] if path.is_dir() else [path.name])
     if unclear := next((file for file in named if _JSON.search(file)), None):
@@ -168,6 +163,16 @@ def open_corpus(text: str) -> Corpus:
     if roles:
         return Corpus(name, {}, [File(file, where, roles[file]) for file, where in files if file in roles])
     return Corpus(name, {}, [File(file, where, None) for file, where in files])
+
+
+def _check_files(text: str, files: list[tuple[str, Path]]) -> None:
+    """Refuse what holds no text that could be read."""
+    if not files:
+        raise BadInput(f"corpus '{text}' is empty: a folder without files")
+    if packed := next((file for file, _ in files if _ARCHIVE.search(file)), None):
+        raise BadInput(f"{packed} is an archive of files: unpack it")
+    if odd := next((file for _, file in files if not file.is_file()), None):
+        raise BadInput(f"{odd} is neither a file nor a folder")
 
 
 def _stdlib() -> Corpus:

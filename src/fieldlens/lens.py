@@ -44,26 +44,24 @@ Few segments, or segments from one document, say little about other texts. The q
 
 def summary(found: Sequence[Measurement]) -> Sheet:
     """One row per model: how many of the most recent tokens hold how much."""
-    columns = ["model", *(f"{level:.0%}" for level in LEVELS), "99% / L_tr", "first token", "coverage"]
-    rows = []
-    for one in found:
-        field = one.field
-        if field.status:
-            rows.append([one.name, "undefined"])
-            continue
-        share = coverage(field)["share"]
-        rows.append(
-            [
-                one.name,
-                *(f"{field.erf(level):,}" for level in LEVELS),
-                f"{field.erf(0.99) / field.train_length:.2g}" if field.train_length else "–",
-                f"{field.first_share:.1%}",
-                "–" if share is None else f"{share:.1%}",
-            ]
-        )
+    rows = [[one.name, "undefined"] if one.field.status else [one.name, *_cells(one.field)] for one in found]
     title = f"most recent tokens that hold 50, 90, 95, 99% of the gradient, of {_lengths(found)}"
     notes = [f"{one.name}: {sentence}" for one in found for sentence in advice(one)]
-    return Sheet(columns, rows, title, notes)
+    return Sheet(["model", *CELLS], rows, title, notes)
+
+
+CELLS = (*(f"{level:.0%}" for level in LEVELS), "99% / L_tr", "first token", "coverage")
+
+
+def _cells(field: ReceptiveField) -> list[str]:
+    """What tables say of a field."""
+    share = coverage(field)["share"]
+    return [
+        *(f"{field.erf(level):,}" for level in LEVELS),
+        f"{field.erf(0.99) / field.train_length:.2g}" if field.train_length else "–",
+        f"{field.first_share:.1%}",
+        "–" if share is None else f"{share:.1%}",
+    ]
 
 
 def _lengths(found: Sequence[Measurement]) -> str:
@@ -75,7 +73,8 @@ def _lengths(found: Sequence[Measurement]) -> str:
 
 
 def advice(one: Measurement) -> list[str]:
-    return advise(one.field, one.about["theoretical"], one.check)
+    besides = [f"It {one.about['besides']}."] if "besides" in one.about else []
+    return [*besides, *advise(one.field, one.about["theoretical"], one.check)]
 
 
 def write(found: Sequence[Measurement], out: Path, command: Sequence[str]) -> None:
@@ -174,21 +173,17 @@ def _curves(found: Sequence[Measurement], colours: Colours) -> list[report.Block
 
 
 def _table(found: Sequence[Measurement]) -> list[report.Block]:
-    columns = ["model", *(f"{level:.0%}" for level in LEVELS), "99% / L_tr", "99% less first", "first token"]
     windows = any(one.about["theoretical"] for one in found)
-    columns += ["trained at", "coverage", *(["windows reach"] if windows else [])]
+    columns = ["model", *CELLS, "99% less first", "trained at", *(["windows reach"] if windows else [])]
     rows = []
     for one in found:
-        field, share, reach = one.field, coverage(one.field)["share"], one.about["theoretical"]
+        field, reach = one.field, one.about["theoretical"]
         rows.append(
             [
                 one.name,
-                *(f"{field.erf(level):,}" for level in LEVELS),
-                f"{field.erf(0.99) / field.train_length:.2g}" if field.train_length else "–",
+                *_cells(field),
                 f"{field.erf(0.99, without_first=True):,}" if field.stands_alone else "–",
-                f"{field.first_share:.1%}",
                 f"{field.train_length:,}" if field.train_length else "unknown",
-                "–" if share is None else f"{share:.1%}",
                 *([f"{reach['exact']:,}" if reach else "all"] if windows else []),
             ]
         )

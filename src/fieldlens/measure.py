@@ -86,6 +86,7 @@ def _one(
     about = {
         "model": {**model.about, "name": name},
         **text.about,
+        **({"besides": BESIDES} if gradients.seam.besides else {}),
         "asked": {
             "length": length, "segments": question.segments, "target": question.target, "average": question.average,
             "window": question.window, "target_seed": question.target_seed, "bos": text.bos,
