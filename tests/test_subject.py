@@ -170,7 +170,7 @@ def test_what_predicts_no_tokens_is_refused() -> None:
     with pytest.raises(BadInput, match="T5ForConditionalGeneration is an encoder and a decoder"):
         subject(T5ForConditionalGeneration(T5Config(**shape)))
     with pytest.raises(BadInput, match="LlamaModel predicts no tokens: load it with AutoModelForCausalLM"):
-        subject(build("llama").model)
+        next(subject(build("llama").model).logits(torch.zeros(1, 2, dtype=torch.long), 1, None, 0))
 
 
 def test_positions_that_begin_behind_the_padding_are_fewer() -> None:

@@ -59,7 +59,7 @@ def files_of(root: Path, skip: Collection[str] = ()) -> list[tuple[str, Path]]:
 
 
 def roles_of(names: Iterable[str]) -> dict[str, str] | None:
-    """The split that each file's name, or else its first folder's, stands for; None if none of them stands for one.
+    """The split that each file's name, or else its first folder's, stands for; None unless every file has one.
 
     Where data files for train and another split stand side by side, a file that belongs to none is refused: to split
     all anew because of it would put the test's text into train.

@@ -306,7 +306,7 @@ def _made_anew(decoder: Decoder) -> Scheme:
     config = decoder.config
     fresh = scheme(config.scheme, config.heads, config.width // config.heads).to(decoder.embedding.weight)
     fresh.load_state_dict(decoder.scheme.state_dict())
-    return fresh
+    return fresh.train(decoder.training)
 
 
 @contextmanager

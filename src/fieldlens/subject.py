@@ -131,8 +131,6 @@ class Theirs(Subject):
         config = model.config.get_text_config()
         if getattr(model.config, "is_encoder_decoder", False):
             raise BadInput(f"{type(model).__name__} is an encoder and a decoder: a causal language model is needed")
-        if model.get_output_embeddings() is None:
-            raise BadInput(f"{type(model).__name__} predicts no tokens: load it with AutoModelForCausalLM")
         self.name = name or config.name_or_path or config.model_type
         embedding = model.get_input_embeddings()
         self.vocabulary, self.parameters = embedding.num_embeddings, _counted(model, embedding)
@@ -148,8 +146,10 @@ class Theirs(Subject):
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         _forget_lengths(self.model)
         with band(window):
-            logits_BTV = self.model(input_ids=ids_BT, use_cache=False, logits_to_keep=keep).logits
-        yield logits_BTV[:, -keep:]
+            made = self.model(input_ids=ids_BT, use_cache=False, logits_to_keep=keep)
+        if not hasattr(made, "logits"):
+            raise BadInput(f"{type(self.model).__name__} predicts no tokens: load it with AutoModelForCausalLM")
+        yield made.logits[:, -keep:]
 
     def check_window(self, window: int | None) -> None:
         super().check_window(window)

@@ -148,7 +148,8 @@ def _check_room(job: Job, corpus: str, tokenizer: Path) -> None:
     asked = [Question(corpus, **question(one)) for one in job.evaluations]
     if job.measurement is not None:
         wanted = MeasureQuestion(**job.measurement)
-        asked += [Question(corpus, (wanted.length,), split=wanted.split)] if wanted.length else []
+        if wanted.length:
+            asked.append(Question(corpus, (wanted.length,), wanted.segments, split=wanted.split))
     for one in asked:
         text = read_text(corpus, one.split, tokenizer, progress=False)
         anchors_of(text.documents, one.plan(one.lengths, text.bos))
@@ -233,6 +234,7 @@ def _result(job: Job, run: Run, text: str) -> dict[str, Any]:
         "validation": [[row["step"], _finite(row["validation_perplexity"])] for row in checks],
         "versions": config["versions"],
         "machine": config["machine"],
+        **({"later": config["later"]} if "later" in config else {}),
     }
 
 
