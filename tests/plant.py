@@ -44,6 +44,7 @@ BUGS = [
     ("missing 1/h", "schemes/sandwich.py", "wave_N / ratios(self.heads)", "wave_N / torch.ones(self.heads)"),
     ("floor before the shift", "schemes/alibi.py", "max(slope * 2.0**-shift, slope_floor)", "max(slope, slope_floor)"),
     ("missing √K", "schemes/t5.py", "math.sqrt(head_width)", "1.0"),
+    ("a vote is let go of too early", "processes.py", "value._use_count() > 1", "value._use_count() > 9"),
     ("random state forgotten", "trainer.py", "torch.set_rng_state(", "torch.clone("),
     ("place in the data forgotten", "trainer.py", 'self.step = progress["step"]', "pass"),
     ("no fsync", "checkpoint.py", "os.fsync(", "os.fstat("),

@@ -233,6 +233,11 @@ def test_how_a_folder_may_be_opened(tmp_path: Path) -> None:
     folder = save(model, tmp_path)
     opened = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     assert torch.equal(opened(ids).logits, model(ids))
+
+
+def test_weights_that_wait_on_the_disk_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    folder = save(decoder("alibi"), tmp_path)
     with pytest.raises(BadInput, match="weights that wait on the disk are not offered"):
         AutoModelForCausalLM.from_pretrained(folder, device_map={"": "disk"}, offload_folder=tmp_path / "away")
 
