@@ -46,7 +46,7 @@ def measure(
     text
         A text file to read; or --corpus.
     corpus
-        A corpus by name or path; a run's own unless given, else stdlib.
+        A corpus by name or path; the first run's own unless given, else stdlib.
     length
         Input tokens before each target; 2048, or what the model and the text allow.
     segments
