@@ -457,7 +457,7 @@ def test_one_target_that_hardly_moves_leaves_nothing_uncertain(study: Study, nat
     """Of a window that reaches hardly farther than both lengths; by a rounding error, or a little more."""
     shelf = Told(study, as_printed, fields_as_printed, first_wave)
     before = judge_one(registry()["erf-predicts"], Evidence(shelf))
-    for one in shelf.evaluations("window:40", "arxiv").values():
+    for one in shelf.evaluations("window:100", "arxiv").values():
         for length in (256, 512, 1024, 2048):
             one.losses[length] = one.losses[128].clone()
             one.losses[length][3] += nats

@@ -26,7 +26,7 @@ EVEN = Forecast({"train": 1.0, "evaluate": 1.0, "measure": 1.0})
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of one short run, done."""
+    """A study of one short run, done; its text has been moved since."""
     folder = tmp_path_factory.mktemp("conduct")
     file = studying.write_study(folder, ["alibi"], steps=4)
     found, places = studying.opened(file)
@@ -34,17 +34,16 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("FIELDLENS_CACHE", str(folder / "cache"))
         perform(found.jobs[0], places, str(folder / "words"), CPU)
     write_study(found, places)
+    (folder / "corpora").mkdir()
+    (folder / "words").rename(folder / "corpora" / "words")
     return file
 
 
 @pytest.fixture
 def copy(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same in another folder, to spoil; where it was made nothing is left."""
+    """The same in another folder, to spoil."""
     monkeypatch.setenv("FIELDLENS_CACHE", str(tmp_path / "cache"))
     shutil.copytree(done.parent, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "words").rename(tmp_path / "moved")
-    (tmp_path / "corpora").mkdir()
-    (tmp_path / "moved").rename(tmp_path / "corpora" / "words")
     return tmp_path / done.name
 
 
