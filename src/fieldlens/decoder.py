@@ -134,7 +134,7 @@ class Decoder(nn.Module):
         stays = [p for p in self.parameters() if p.ndim < 2 or id(p) in still]
         return [{"params": decays, "weight_decay": weight_decay}, {"params": stays, "weight_decay": 0.0}]
 
-    def kept(self) -> dict[str, Tensor]:
+    def contents(self) -> dict[str, Tensor]:
         """What a file holds of a decoder: its parameters, once each, and the buffers that a scheme wants kept."""
         scheme = {f"scheme.{name}": value for name, value in self.scheme.state_dict().items()}
         return {name: value.detach() for name, value in {**dict(self.named_parameters()), **scheme}.items()}

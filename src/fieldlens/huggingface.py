@@ -332,7 +332,7 @@ def folder_files(decoder: Decoder, tokenizer: Path | None = None) -> dict[str, b
     """The files of a model folder, for a writer that makes them durable."""
     config = FieldlensConfig.of(decoder.config)
     config.architectures, config.dtype = [FieldlensForCausalLM.__name__], decoder.embedding.weight.dtype
-    weights = {f"decoder.{name}": value.cpu().contiguous() for name, value in decoder.kept().items()}
+    weights = {f"decoder.{name}": value.cpu().contiguous() for name, value in decoder.contents().items()}
     files = {
         "config.json": config.to_json_string().encode(),
         "model.safetensors": safetensors.torch.save(weights, metadata={"format": "pt"}),

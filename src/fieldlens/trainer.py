@@ -137,7 +137,7 @@ class Trainer:
             for parameter, values in self.optimiser.state.items()
             for key, value in values.items()
         }
-        weights = {name: value.cpu().contiguous() for name, value in self.decoder.kept().items()}
+        weights = {name: value.cpu().contiguous() for name, value in self.decoder.contents().items()}
         progress = {"step": self.step, "random": torch.get_rng_state().numpy().tobytes().hex()}
         return {
             "weights.safetensors": save(weights),
@@ -150,7 +150,7 @@ class Trainer:
         weights, moments = load(files["weights.safetensors"]), load(files["optimiser.safetensors"])
         progress = json.loads(files["state.json"])
         with torch.no_grad():
-            for name, value in self.decoder.kept().items():
+            for name, value in self.decoder.contents().items():
                 value.copy_(weights[name])
         names = {id(parameter): name for name, parameter in self.decoder.named_parameters()}
         ordered = [names[id(parameter)] for group in self.optimiser.param_groups for parameter in group["params"]]
