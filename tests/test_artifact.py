@@ -71,6 +71,36 @@ def test_what_was_cut_tells_who_has_how_many_seeds(study: Study, tmp_path: Path)
     assert cut(jobs, Told(study, there=there)).startswith("1 to 2 of 5 seeds, 3 of ")
 
 
+def test_controls_are_asked_for_one_seed_and_lack_none(study: Study) -> None:
+    jobs = find("arxiv").jobs(Told(study))
+
+    def first_three(job: Job) -> bool:
+        return job.recipe.seed <= 1237
+
+    assert cut(jobs, Told(study, there=first_three)).startswith("3 of 5 seeds, ")
+    assert cut(jobs, Told(study)) == "91 of 91 runs"
+    shifted = [job for job in jobs if job.recipe.scheme == "alibi"]
+    without = Told(study, there=lambda job: job not in shifted)
+    assert cut(jobs, without).startswith("0 of 5 seeds, ")
+
+
+def test_one_damaged_result_leaves_the_other_artifacts_to_be_drawn(
+    rotary: tuple[Study, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder, out = rotary
+    losses = next(iter(sorted(folder.glob("rotary-*"))[0].glob("measurement.npz")))
+    data = bytearray(losses.read_bytes())
+    data[len(data) // 2] ^= 255
+    losses.write_bytes(bytes(data))
+    with pytest.raises(SystemExit) as ended:
+        main(["paper", "all", "--results", str(folder), "--out", str(out)])
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "delete it" in said.err
+    assert (out / "window.png").is_file()
+    assert "window.png" in said.out
+
+
 def test_another_configuration_makes_it_stale(rotary: tuple[Study, Path, Path]) -> None:
     study, folder, out = rotary
     asked = tuple(

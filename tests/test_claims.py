@@ -10,8 +10,8 @@ import pytest
 from shelving import Told
 
 from fieldlens.paper.artifacts import sinusoidal_128_512
-from fieldlens.paper.claims import findings, judge_one, judged, over, registry, sandwich, settled
-from fieldlens.paper.evidence import Evidence, Gap, plateau
+from fieldlens.paper.claims import findings, judge_one, judged, over, registry, sandwich, settled, slopes
+from fieldlens.paper.evidence import Evidence, Gap, corrected, plateau
 from fieldlens.paper.page import html, markdown
 from fieldlens.paper.shelf import Shelf
 from fieldlens.receptive import ReceptiveField
@@ -475,6 +475,52 @@ def test_a_plateau_is_placed_only_where_seeds_agree(study: Study) -> None:
 
     apart = Told(study, law, fields_as_printed, with_a_second_seed)
     assert judge_one(registry()["plateau-at-erf"], Evidence(apart)).verdict == "undecided"
+
+
+@pytest.mark.parametrize(("settles", "verdict"), [(256, "does not hold"), (512, "holds"), (1024, "does not hold")])
+def test_a_plateau_begins_at_the_first_length_that_holds_the_field(study: Study, settles: int, verdict: str) -> None:
+    """The widest window's is 386: neither a length earlier nor a length later will do."""
+
+    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+        return 3.0 + 0.2 * (kind_of(job)[1].get("window") == 80 and length < settles)
+
+    shelf = Told(study, law, fields_as_printed, with_a_second_seed)
+    assert judge_one(registry()["plateau-at-erf"], Evidence(shelf)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("explodes", "ordered"),
+    [
+        ([False, False, None, True, True], True),
+        ([None, False, True], None),
+        ([False, None, None, True], True),
+        ([False, True, None], None),
+        ([True, None, False], False),
+    ],
+)
+def test_what_is_uncertain_matters_only_where_it_could_be_out_of_order(
+    explodes: list[bool | None], ordered: bool | None
+) -> None:
+    assert slopes.in_order(explodes) is ordered
+
+
+def test_the_tests_of_one_claim_are_corrected_for_their_number() -> None:
+    gaps = [Gap(Paired(-0.1, 0.0, p), Interval(-0.2, 0.0), (-0.1, -0.1)) for p in (0.03, 0.04, 0.9)]
+    assert [gap.certain for gap in gaps] == [True, True, False]
+    assert [gap.found.p for gap in corrected(gaps)] == pytest.approx([0.09, 0.09, 0.9])
+    assert not any(gap.certain for gap in corrected(gaps))
+
+
+def test_evidence_shows_what_each_seed_says(study: Study) -> None:
+    """So that a reader sees why a small p decides nothing."""
+
+    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+        return 3.0 + (0.1 if job.recipe.seed == 1235 else -0.3) * (job.recipe.scheme == "kerple")
+
+    shelf = Told(study, law, fields_as_printed, with_a_second_seed, noise=0.0)
+    found = judge_one(registry()["learned-better"], Evidence(shelf))
+    assert found.verdict == "undecided"
+    assert any("kerple minus sandwich: -0.1000" in line and "seeds +0.1000, -0.3000" in line for line in found.evidence)
 
 
 def test_what_diverged_is_named(study: Study) -> None:

@@ -210,6 +210,23 @@ def test_a_short_row_is_filled_up() -> None:
         assert "undefined" in shown(Sheet(["model", "50% of it", "coverage"], [["dead", "undefined"]]), width)
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_two_numbers_in_a_cell_stay_whole(width: int) -> None:
+    cells = ["5.27 ± 0.33 · 37.9 ± 0.4*", "18050† · 2,691 ± 294†"] * 3
+    rows = [["alibi:slope_floor=0.01 | alibi:shift=-2", *cells], ["sandwich", *cells]]
+    text = shown(Sheet(["model", *(f"× {n} ({n}00 | {n}0)" for n in range(6))], rows), width)
+    assert max(map(len, text.splitlines())) <= width
+    for number in ("5.27 ± 0.33", "37.9 ± 0.4*", "18050†", "2,691 ± 294†"):
+        assert sum(number in line for line in text.splitlines()) >= 2
+
+
+def test_latex_breaks_a_long_table_and_knows_every_sign() -> None:
+    short, long = (Sheet(["d̄ 32 · 8", "n"], [["a", "1"]] * rows).latex() for rows in (3, 60))
+    assert (r"\begin{tabular}" in short, r"\begin{longtable}" in long) == (True, True)
+    assert r"$\bar d$ 32 $\cdot$ 8" in short
+    assert short.isascii()
+
+
 def test_prose_gives_way_before_the_table_does() -> None:
     sheet = Sheet(["model", "evidence"], [["sandwich", "some words that do not fit on one line"]])
     assert len(shown(sheet, 30).splitlines()) == 3

@@ -53,6 +53,17 @@ def test_strings_end_in_a_separator_and_are_labelled_by_their_ones() -> None:
         assert ids[:bits].count(1) % 2 == odd
 
 
+def test_a_trial_that_lacks_a_length_is_stale(tmp_path: Path) -> None:
+    written(tmp_path, 1.0, 0.5, seeds=1, schemes=["alibi"])
+    one = Trial("alibi", SEEDS[0])
+    assert one.state(tmp_path / "parity") == "done"
+    found = json.loads(one.file(tmp_path / "parity").read_text())
+    del found["accuracy"]["200"]
+    write_json(one.file(tmp_path / "parity"), found)
+    assert one.state(tmp_path / "parity") == "stale"
+    assert one.accuracy(tmp_path / "parity") is None
+
+
 def test_both_answers_come_as_often() -> None:
     _, parity_B = strings(torch.full((4000,), 9), torch.Generator().manual_seed(0))
     assert abs(float(parity_B.double().mean()) - 0.5) < 0.03

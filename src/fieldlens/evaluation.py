@@ -218,7 +218,8 @@ def read_evaluation(path: Path) -> Evaluation:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, BadInput):
             raise
-        raise BadInput(f"{path} is not a whole result of an evaluation ({type(error).__name__}: {error})") from None
+        what = f"is not a whole result of an evaluation ({type(error).__name__}: {error})"
+        raise BadInput(f"{path} {what}: delete it, and what made it makes it again") from None
     return Evaluation(about, losses, targets, arrays.get("sizes"))
 
 

@@ -5,14 +5,20 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import Any
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "±": r"$\pm$", "†": r"$^\dagger$", "*": r"$^\ast$", "≥": r"$\geq$", "<": r"$<$", ">": r"$>$", "–": "--",
-    "Δ": r"$\Delta$", "×": r"$\times$", "·": r"$\cdot$", "→": r"$\rightarrow$", "|": r"$|$",
+    "Δ": r"$\Delta$", "×": r"$\times$", "·": r"$\cdot$", "→": r"$\rightarrow$", "|": r"$|$", "d̄": r"$\bar d$",
 }  # fmt: skip
+_SIGN = re.compile("d̄|.", re.DOTALL)
+READABLE = 20
+"""Letters that a column of prose keeps, if it has so many."""
+PAGE = 40
+"""Rows that fit a page: LaTeX breaks a longer table over several."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +46,20 @@ class Sheet:
 
         rule = "|" + "|".join("--:" if right else "---" for right in self.right) + "|"
         heading = [f"**{self.title}**", ""] if self.title else []
-        notes = ["", *self.notes] if self.notes else []
+        notes = [text for note in self.notes for text in ("", note)]
         return "\n".join([*heading, line(self.columns), rule, *map(line, self.rows), *notes]) + "\n"
 
     def latex(self) -> str:
         def line(cells: Sequence[str]) -> str:
             return " & ".join(map(escaped, cells)) + r" \\"
 
+        form = "longtable" if len(self.rows) > PAGE else "tabular"
         body = [line(self.columns), r"\midrule", *map(line, self.rows)]
-        head = rf"\begin{{tabular}}{{{''.join('r' if right else 'l' for right in self.right)}}}"
+        needs = f"% needs the package booktabs{' and longtable' * (form == 'longtable')}"
+        head = rf"\begin{{{form}}}{{{''.join('r' if right else 'l' for right in self.right)}}}"
         title = [rf"\par\noindent\textbf{{{escaped(self.title)}}}\par"] if self.title else []
         notes = [rf"\par {escaped(note)}" for note in self.notes]
-        return "\n".join([*title, head, r"\toprule", *body, r"\bottomrule", r"\end{tabular}", *notes]) + "\n"
+        return "\n".join([*title, needs, head, r"\toprule", *body, r"\bottomrule", rf"\end{{{form}}}", *notes]) + "\n"
 
 
 class _Fitted:
@@ -74,23 +82,26 @@ class _Fitted:
             yield self._blocks()
 
     def _table(self, narrow: bool) -> Any:
-        """With narrow, only columns of prose give way; the headings of the others are broken between words."""
+        """With narrow, only columns of prose give way; the others are broken between words, or two numbers."""
         from rich.markup import escape
         from rich.table import Table
 
         sheet = self.sheet
+        rows = [[cell.replace(" · ", " ·\n") if narrow else cell for cell in row] for row in self.rows]
         table = Table(box=None, pad_edge=False, title=escape(sheet.title) or None, title_justify="left")
         for index, column in enumerate(sheet.columns):
-            stiff = narrow and not any(" " in row[index].strip() for row in self.rows)
-            heading = column.replace(" ", "\n") if stiff else column
+            stiff = narrow and (sheet.right[index] or not any(" " in row[index].strip() for row in self.rows))
+            widest = max((len(part) for row in rows for part in row[index].split("\n")), default=0)
+            heading = "\n".join(wrap(column, max(widest, 1), break_long_words=False)) if stiff else column
             table.add_column(
                 escape(heading),
                 justify="right" if sheet.right[index] else "left",
+                min_width=widest if stiff else min(widest, READABLE),
                 no_wrap=stiff,
                 overflow="fold",
                 vertical="top",
             )
-        for row in self.rows:
+        for row in rows:
             table.add_row(*map(escape, row))
         return table
 
@@ -129,4 +140,4 @@ def records_csv(records: Sequence[dict[str, Any]]) -> str:
 
 def escaped(text: str) -> str:
     """Text as LaTeX prints it."""
-    return "".join(_LATEX.get(sign, sign) for sign in text)
+    return _SIGN.sub(lambda found: _LATEX.get(found[0], found[0]), text)

@@ -144,20 +144,22 @@ def _where(row: dict[str, Any]) -> str:
 
 
 def _draw(chosen: "list[Artifact]", shelf: "Shelf", out: Path, as_json: bool, skip: bool) -> None:
-    """Draw some artifacts; of all, those that have no result yet are left out, and said so."""
+    """Draw some artifacts; of all, those that have no result yet are left out, and what is damaged is said last."""
     from fieldlens.errors import BadInput
     from fieldlens.paper.artifact import notes_of, redraw, state
 
-    screen, report = console(), []
+    screen, report, damaged = console(), [], None
     for one in chosen:
         try:
             drawn, written = redraw(one, shelf, out)
-        except BadInput:
+        except BadInput as error:
             how = state(one, shelf, out)
-            if not skip or how["runs"]["done"]:
+            if not skip:
                 raise
             report.append({"name": one.name, "files": []})
-            if not as_json:
+            if how["runs"]["done"]:
+                damaged = damaged or error
+            elif not as_json:
                 screen.print(f"{one.name}: {how['state']}, {how['why']}", style="dim", markup=False)
             continue
         report.append({"name": one.name, "files": [str(path) for path in written]})
@@ -172,6 +174,8 @@ def _draw(chosen: "list[Artifact]", shelf: "Shelf", out: Path, as_json: bool, sk
         screen.print(f"drawn: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
     if as_json:
         print(json.dumps({"study": shelf.study.name, "drawn": report}))
+    if damaged is not None:
+        raise damaged
 
 
 def _claims(shelf: "Shelf", out: Path, as_json: bool) -> None:

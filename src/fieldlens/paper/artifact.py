@@ -125,7 +125,11 @@ def state(artifact: Artifact, shelf: Shelf, out: Path) -> dict[str, Any]:
         found = "partial" if counts["done"] else "missing"
     else:
         found = "fresh"
-    why = [f"{counts['stale']} of {len(states)} results answer another question or text"] if counts["stale"] else []
+    why = (
+        [f"{counts['stale']} of {len(states)} results answer another question or text, or are damaged"]
+        if counts["stale"]
+        else []
+    )
     why += ["drawn from other results than are there now"] if moved else []
     why += [artifact.cut(shelf)] if counts["missing"] else []
     why += [f"study '{shelf.study.name}' has none of its runs"] if artifact.needs_runs and not states else []
@@ -149,11 +153,13 @@ def cut(jobs: Sequence[Job], shelf: Shelf) -> str:
     corpora, all_corpora = ({job.recipe.corpus: None for job in some} for some in (done, jobs))
     if len(corpora) < len(all_corpora):
         said.append(f"{', '.join(corpora)} only")
-    counts = Counter((job.recipe.scheme, job.recipe.corpus, job.recipe.length) for job in done)
-    few, many = min(counts.values()), max(counts.values())
-    seeds = len({job.recipe.seed for job in jobs})
-    if few < seeds:
-        said.append(f"{few if few == many else f'{few} to {many}'} of {seeds} seeds")
+    asked, there = (
+        Counter((job.recipe.scheme, job.recipe.corpus, job.recipe.length) for job in some) for some in (jobs, done)
+    )
+    lacking = {there[one]: wanted for one, wanted in asked.items() if one[1] in corpora and there[one] < wanted}
+    if lacking:
+        few, many = min(lacking), max(lacking)
+        said.append(f"{few if few == many else f'{few} to {many}'} of {max(lacking.values())} seeds")
     return ", ".join([*said, f"{len(done)} of {len(jobs)} runs"])
 
 

@@ -37,9 +37,14 @@ class Gap(NamedTuple):
     extent: Interval = Interval(-math.inf, math.inf)
     """Of single documents: where only a few differ at all, no interval can be had from resampling."""
 
+    @property
+    def certain(self) -> bool:
+        """Whether the difference is significant."""
+        return self.found.p is not None and self.found.p < ALPHA
+
     def lower(self) -> Answer:
         """Whether the first is lower: if that is significant."""
-        return self.found.difference < 0 if sure(self.found) else None
+        return self.found.difference < 0 if self.certain else None
 
     def at_most(self, limit: float) -> Answer:
         """Whether the first is higher by no more than a limit: if the whole interval lies on one side of it."""
@@ -52,7 +57,10 @@ class Gap(NamedTuple):
         return False if self.interval.low > limit or self.interval.high < -limit else None
 
     def agreed(self, answer: Answer, test: Callable[[float], bool], least: int = 2) -> Answer:
-        """The answer, if so many seeds or more each give it too: documents say nothing of how training went."""
+        """The answer, if so many seeds or more each give it too: documents say nothing of how training went.
+
+        Of up to five seeds nothing less will do: by chance all five are on one side in one case of 16.
+        """
         return answer if len(self.seeds) >= least and all(test(one) is answer for one in self.seeds) else None
 
     def falls(self) -> Answer:
@@ -229,20 +237,30 @@ class Evidence:
         asked = [(pair, some) for pair in pairs for some in ([[n] for n in lengths] if each else [lengths])]
         gaps = [self.between(*pair, corpus, some) for pair, some in asked]
         found, said = [], []
-        for ((one, other), some), gap, p in zip(asked, gaps, holm([gap.found.p for gap in gaps]), strict=True):
-            lower = gap.found.difference < 0 if p is not None and p < ALPHA else None
-            found.append(gap.agreed(lower, lambda difference: difference < 0))
+        for ((one, other), some), gap in zip(asked, corrected(gaps), strict=True):
+            found.append(gap.agreed(gap.lower(), lambda difference: difference < 0))
             at = f" at {self.shelf.length(some[0])}" if len(some) == 1 else ""
-            test = gap.found.reason if p is None else f"p = {p:.2g}"
-            seeds = f"{len(gap.seeds)} seed{'s' * (len(gap.seeds) > 1)}"
             names = f"{self.shelf.spec(one)} minus {self.shelf.spec(other)}{at}"
-            said.append(f"{names}: {gap.found.difference:+.4f} nats ({test}, {seeds})")
+            seeds = by_seed(gap, lambda nats: f"{nats:+.4f}")
+            said.append(f"{names}: {gap.found.difference:+.4f} nats ({tested(gap)}{seeds})")
         return found, said
 
 
-def sure(found: Paired) -> bool:
-    """Whether a difference is significant."""
-    return found.p is not None and found.p < ALPHA
+def corrected(gaps: Sequence[Gap]) -> list[Gap]:
+    """Gaps that one claim asks for together, with Holm's correction of their tests."""
+    fixed = holm([gap.found.p for gap in gaps])
+    return [gap._replace(found=gap.found._replace(p=p)) for gap, p in zip(gaps, fixed, strict=True)]
+
+
+def tested(gap: Gap) -> str:
+    """What its test says."""
+    return (gap.found.reason or "no test") if gap.found.p is None else f"p = {gap.found.p:.2g}"
+
+
+def by_seed(gap: Gap, written: Callable[[float], str]) -> str:
+    """What each of its seeds says, to be added to a line."""
+    many = "seeds" if len(gap.seeds) > 1 else "one seed"
+    return f"; {many} {', '.join(map(written, gap.seeds))}" if gap.seeds else ""
 
 
 def shares(values: Sequence[float]) -> str:

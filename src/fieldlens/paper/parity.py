@@ -5,7 +5,7 @@ every bit matters as much. A small study of its own: one model takes minutes, an
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class Trial:
         except BadInput:
             return "missing"
         same = found.get("kind") == KIND and found.get("address") == self.address
-        return "done" if same and _whole(found) else "stale"
+        return "done" if same and _whole(found, self.task.tested) else "stale"
 
     def accuracy(self, folder: Path) -> dict[int, float] | None:
         """The part of the strings that was answered rightly, by their bits; nothing unless it was this trial."""
@@ -92,9 +92,9 @@ class Trial:
         return {int(bits): float(share) for bits, share in read_json(self.file(folder))["accuracy"].items()}
 
 
-def _whole(found: dict[str, Any]) -> bool:
+def _whole(found: dict[str, Any], tested: Sequence[int]) -> bool:
     try:
-        return all(0 <= float(share) <= 1 and int(bits) > 0 for bits, share in found["accuracy"].items())
+        return all(0 <= float(found["accuracy"][str(bits)]) <= 1 for bits in tested)
     except (KeyError, TypeError, ValueError, AttributeError):
         return False
 

@@ -62,7 +62,8 @@ class ThreeExperiments(Artifact):
         columns = [heading(spec_of(model), shelf.spec(model, control)) for model in models]
         named = shelf.corpus_label(self.corpus)
         what = "the paper's own distances, a control" if control else "paper · ours"
-        notes = ["A window of the training length or more: trained without a window."] if control else []
+        bare = control and models is WINDOWS
+        notes = ["A window of the training length or more: trained without a window."] if bare else []
         return Sheet(["L_ex / L_tr", *columns], rows, f"{named}: {title} ({what})", notes), records
 
 

@@ -6,7 +6,7 @@ import statistics as plain
 from fieldlens.paper.artifacts.efficient_inference import CACHE, LENGTHS, cached
 from fieldlens.paper.artifacts.openweb_github_arxiv import LEARNED
 from fieldlens.paper.claims import Outcome, claim, over, settled
-from fieldlens.paper.evidence import SMALL, Answer, Evidence, sure
+from fieldlens.paper.evidence import SMALL, Answer, Evidence, corrected, tested
 from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import ALL
 
@@ -15,10 +15,6 @@ SLOWER = 0.05
 LEAST = {"kerple": 1.0, "t5": 1 + SLOWER}
 """As many times as long as Sandwich each must train, at least."""
 CURSED = ("window:80", "alibi")
-
-
-def _p(value: float | None) -> str:
-    return "no test" if value is None else f"p = {value:.2g}"
 
 
 @claim(
@@ -69,15 +65,17 @@ def _times(evidence: Evidence, model: str, corpus: str) -> list[float]:
 )  # fmt: skip
 def sliding_cache(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        said, gaps = [], []
-        for model in ("sandwich", "alibi"):
+        gaps, models = [], ("sandwich", "alibi")
+        for model in models:
             with_it, without = (
                 evidence.each(model, corpus, **cached(evidence.shelf, window)) for window in (True, False)
             )
             gaps.append(evidence.gap(with_it, without, LENGTHS[:1]))
-            found = gaps[-1].found
-            said.append(f"{model} × {math.exp(found.difference):.4f} ({_p(found.p)})")
-        own, alibi = gaps
+        own, alibi = gaps = corrected(gaps)
+        said = [
+            f"{model} × {math.exp(gap.found.difference):.4f} ({tested(gap)})"
+            for model, gap in zip(models, gaps, strict=True)
+        ]
         better, limit, none = own.falls(), math.log1p(LITTLE), math.log1p(NOTHING)
         little = own.agreed(own.at_most(limit), lambda difference: difference <= limit, least=1)
         costs = not better if better is not None else False if own.rests(none) else None
@@ -97,14 +95,16 @@ def early_tokens(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         found: list[Answer] = []
         said = []
-        for model in CURSED:
-            pieces, last = (evidence.each(model, corpus, protocol=how) for how in ("non-overlapping", "last-token"))
-            gain, honest = (evidence.gap(one, one, [TRAINED], [2 * CACHE]) for one in (pieces, last))
+        gaps = []
+        for how in ("non-overlapping", "last-token"):
+            ours = [evidence.each(model, corpus, protocol=how) for model in CURSED]
+            gaps.append(corrected([evidence.gap(one, one, [TRAINED], [2 * CACHE]) for one in ours]))
+        for model, gain, honest in zip(CURSED, *gaps, strict=True):
             seems, is_one = gain.found.difference, honest.found.difference
-            gains = sure(gain.found) and seems >= SMALL
+            gains = gain.certain and seems >= SMALL
             more = gain.agreed(True if gains else None, lambda difference: difference >= SMALL, least=1)
             found.append(False if gain.interval.high < SMALL or (gains and is_one >= seems) else more)
-            pieces_gain = f"{seems:+.4f} nats in pieces ({_p(gain.found.p)})"
+            pieces_gain = f"{seems:+.4f} nats in pieces ({tested(gain)})"
             said.append(f"{evidence.shelf.spec(model)}: {pieces_gain}, {is_one:+.4f} by the paper's")
         return settled(found), said
 

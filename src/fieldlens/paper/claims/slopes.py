@@ -44,11 +44,18 @@ def slope_values(evidence: Evidence) -> Outcome:
 def large_slopes(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         found, said = _grown(evidence, SAME, corpus)
-        known = [one for one in found if one is not None]
-        in_order = False if known != sorted(known) else None if None in found else True
-        return settled([in_order, _some(found, True), _some(found, False)]), [said]
+        return settled([in_order(found), _some(found, True), _some(found, False)]), [said]
 
     return over(evidence, MOST, test)
+
+
+def in_order(found: Sequence[Answer]) -> Answer:
+    """Whether all that do not explode come before all that do; the uncertain matter only between the two."""
+    known = [one for one in found if one is not None]
+    if known != sorted(known):
+        return False
+    either = [[other if one is None else one for one in found] for other in (False, True)]
+    return True if all(filled == sorted(filled) for filled in either) else None
 
 
 @claim(

@@ -83,8 +83,7 @@ def constant_or_explodes(evidence: Evidence) -> Outcome:
     "plateau-at-erf", 6,
     "Perplexity becomes constant where the length reaches the ERF.",
     "For each window and shift whose ERF is bounded, and whose perplexity moves past L_tr and then settles: the first "
-    "length of the plateau (within 1 % of the last) is the first one measured that holds the ERF, or a neighbour of "
-    "it, with each seed.",
+    "length of the plateau (within 1 % of the last) is the first one measured that holds the ERF, with each seed.",
 )  # fmt: skip
 def plateau_at_erf(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
@@ -96,7 +95,7 @@ def plateau_at_erf(evidence: Evidence) -> Outcome:
             if not pairs or None in pairs:
                 continue
             known = [pair for pair in pairs if pair is not None]
-            found.append(agreed([close for *_, close in known]))
+            found.append(agreed([there for *_, there in known]))
             words = ", ".join(f"ERF {erf}, constant from {onset}" for erf, onset, _ in known)
             said.append(f"{evidence.shelf.spec(model)}: {words}")
         return settled(found) if found else None, said
@@ -105,13 +104,13 @@ def plateau_at_erf(evidence: Evidence) -> Outcome:
 
 
 def _onset(evidence: Evidence, field: ReceptiveField, one: Evaluation) -> tuple[int, int, bool] | None:
-    """One model's ERF, where its plateau begins, and whether these are neighbours; None where nothing can be told."""
+    """One model's ERF, where its plateau begins, and whether there; None where nothing can be told."""
     lengths = [length for length in sorted(one.losses) if length >= evidence.shelf.trained]
     onset = plateau({length: one.quantities(length) for length in lengths})
     holding = [length for length in lengths if length >= field.erf(0.99)]
     if field.saturated() or onset in (lengths[0], lengths[-1]) or not holding:
         return None
-    return field.erf(0.99), onset, abs(lengths.index(onset) - lengths.index(holding[0])) <= 1
+    return field.erf(0.99), onset, onset == holding[0]
 
 
 @claim(
