@@ -225,7 +225,7 @@ def test_hostile_names_are_only_text() -> None:
     from rich.console import Console
 
     out = io.StringIO()
-    Console(file=out, width=80).print(sheet.text())
+    Console(file=out, width=80).print(sheet)
     assert "[/red]" in out.getvalue()
 
 

@@ -159,7 +159,7 @@ def test_no_control_signs_in_a_pipe_or_without_colour() -> None:
 def shown(sheet: Sheet, width: int) -> str:
     screen = Console(width=width, highlight=False)
     with screen.capture() as capture:
-        screen.print(sheet.text())
+        screen.print(sheet)
     return capture.get()
 
 

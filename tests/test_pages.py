@@ -23,7 +23,7 @@ def measurement(name: str) -> Measurement:
     about = {
         "model": {"name": name, "scheme": None},
         "data": {"corpus": name},
-        "asked": {"segments": 4, "length": 64},
+        "asked": {"segments": 4, "length": 64, "target": "log-likelihood"},
         "theoretical": {"exact": 40, "paper": 42, "windows": [21, 21]},
         "versions": {"fieldlens": "0"},
     }

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from fieldlens.errors import BadInput
-from fieldlens.recipe import PRESETS, Recipe, address, experiment, recipe
+from fieldlens.recipe import PRESETS, Recipe, experiment, recipe
+from fieldlens.store import digest
 
 
 def test_the_papers_schedule() -> None:
@@ -46,8 +47,8 @@ def test_bad_numbers_are_refused(changes: dict[str, float], message: str) -> Non
 
 def test_an_experiment_is_named_by_its_content() -> None:
     one, same = (experiment(Recipe(corpus=name), "d") for name in ("a", "b"))
-    assert address(one) == address(same)
+    assert digest(one) == digest(same)
     for field in dataclasses.fields(Recipe):
         if field.name not in ("corpus", "tokenizer"):
             assert field.name in one
-    assert address(experiment(Recipe(seed=1), "d")) != address(one) != address(experiment(Recipe(), "e"))
+    assert digest(experiment(Recipe(seed=1), "d")) != digest(one) != digest(experiment(Recipe(), "e"))

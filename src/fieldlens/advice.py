@@ -14,6 +14,7 @@ from fieldlens.effort import spoken_bytes
 from fieldlens.evaluate import Text
 from fieldlens.evaluation import Evaluation, Plan
 from fieldlens.layout import narrower
+from fieldlens.loss import LARGEST
 from fieldlens.protocols import protocol
 from fieldlens.receptive import LEVELS, ReceptiveField
 from fieldlens.scoring import anchors_of, evaluate
@@ -99,7 +100,7 @@ class Check:
             differences_N = differences(losses[f"{kind} {size}"], losses[best])
             if differences_N.mean() <= math.log1p(CLOSE_ENOUGH):
                 interval, _ = bootstrap_difference(differences_N, units_N)
-                low, high = (math.exp(v) if math.isfinite(v) and v < 700 else None for v in interval)
+                low, high = (math.exp(v) if math.isfinite(v) and v < LARGEST else None for v in interval)
                 each, kept = self.cache_bytes, sum(min(size, own) for own in self.widths)
                 return {
                     "tokens": size,

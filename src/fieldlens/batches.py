@@ -71,15 +71,15 @@ class Batches:
         for (tokens, scored), some in groupby(todo, key=lambda pair: (pair[0].stop - pair[0].start, pair[0].scored)):
             group = list(some)
             while group:
-                taken = self._batch(tokens, scored, first=not self.begun)
+                taken = self._batch(tokens, scored)
                 found = self._losses([window for window, _ in group[:taken]], scored)
                 for (_, place), losses in zip(group[: len(found)], found, strict=True):
                     self.losses_LN[row, place : place + scored] = losses
                 group = group[len(found) :]
 
-    def _batch(self, tokens: int, scored: int, first: bool) -> int:
+    def _batch(self, tokens: int, scored: int) -> int:
         """How many windows at once; the very first goes alone, to see what it takes."""
-        if first:
+        if not self.begun:
             return 1
         usual = AT_ONCE if self.subject.device.type == "cpu" else AT_ONCE_ON_GPU
         needed = self.subject.needed(tokens, scored, self.plan.window)
@@ -148,7 +148,7 @@ class Batches:
     def _estimate(self, window: Window, scored: int, seconds: float) -> None:
         needed = self.subject.needed(window.stop - window.start, scored, self.plan.window)
         each = forward(self.subject, needed, scored, self.plan.window)
-        memory = each.bytes * self._batch(window.stop - window.start, scored, first=False)
+        memory = each.bytes * self._batch(window.stop - window.start, scored)
         self.watch({"estimate": seconds * (self.total - self.done) / each.operations, "memory": memory})
 
     def _restore(self) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fieldlens.errors import FieldlensError
+from fieldlens.store import MANIFEST, sync
 
-MANIFEST = "manifest.json"
 FAILPOINT = "FIELDLENS_FAILPOINT"
 """Environment variable for tests: `7:kill`, `7:ENOSPC` or `7:EIO` strikes at the seventh change to the disk."""
 
@@ -70,11 +70,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 def _fsync_folder(folder: Path) -> None:
     _touch()
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(folder)
 
 
 def write_folder(path: Path, files: Mapping[str, bytes], about: Mapping[str, Any]) -> None:

@@ -12,13 +12,16 @@ from fieldlens.draw import Line
 from fieldlens.errors import BadInput
 from fieldlens.evaluation import Evaluation
 from fieldlens.sheet import Sheet
-from fieldlens.statistics import bootstrap_difference, differences, holm, paired_t, sign_flip
+from fieldlens.statistics import bootstrap_difference, differences, finite, holm, paired_t, sign_flip
 from fieldlens.verdict import ALPHA
 
 By = Literal["documents", "tokens"]
 
 FOREIGN = -1
 """The seed of a model that has none: it is compared with every seed of another."""
+
+ALIKE = ("protocol", "segments", "target_seed", "data", "align", "tokenizer", "bos")
+"""What evaluations must have in common to be compared, beside the type of their numbers and their targets."""
 
 ACROSS = 8
 """So many groups stand side by side in a table; more stand one below the other."""
@@ -92,7 +95,7 @@ class Comparison:
         """For a figure: the mean over seeds, with a band of one deviation; one seed has none."""
         found = []
         for group in self.groups:
-            alive = [one for one in group.members.values() if one.losses]
+            alive = list(group.alive().values())
             if not alive:
                 continue
             cells = [cell for cell in self.cells if cell["group"] == group.name]
@@ -210,8 +213,7 @@ def _check_comparable(alive: Sequence[Evaluation]) -> None:
     if not alive:
         raise BadInput("nothing to compare: every run diverged")
     first = alive[0]
-    keys = ["protocol", "segments", "target_seed", "data", "align"]
-    keys += [] if first.by_bytes else ["tokenizer", "bos"]
+    keys = [key for key in ALIKE if not (first.by_bytes and key in ("tokenizer", "bos"))]
     for other in alive[1:]:
         differing = [key for key in keys if first.about.get(key) != other.about.get(key)]
         if first.about["model"].get("dtype") != other.about["model"].get("dtype"):
@@ -258,7 +260,7 @@ def _over_seeds(values: dict[int, float], reference: dict[int, float]) -> dict[s
     if not shared:
         return {"pairs": 0, "difference": None, "t": None, "p": None, "reason": "no seed in common"}
     found = paired_t([values[seed] for seed in shared], [reference[seed] for seed in shared])
-    t = found.statistic if math.isfinite(found.statistic) else None
+    t = finite(found.statistic)
     return {"pairs": len(shared), "difference": found.difference, "t": t, "p": found.p, "reason": found.reason}
 
 
@@ -280,7 +282,7 @@ def _within(other: Group, reference: Group, length: int, by: By) -> list[dict[st
         units_N = np.arange(len(differences_N)) if by == "tokens" else ours.documents
         interval, boot = bootstrap_difference(differences_N, units_N)
         flip = sign_flip(differences_N, units_N)
-        low, high = (value if math.isfinite(value) else None for value in interval)
+        low, high = map(finite, interval)
         rows.append(
             {
                 "group": other.name,

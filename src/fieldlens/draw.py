@@ -72,7 +72,10 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path)
 
 
-def bias_by_distance(scheme: Scheme, length: int, like: Tensor) -> Tensor:
+EXACT = torch.empty(0, dtype=torch.float64)
+
+
+def bias_by_distance(scheme: Scheme, length: int, like: Tensor = EXACT) -> Tensor:
     """What attention adds to scores in computations like this tensor's, nan where nothing is seen: (H, N)."""
     bias_HN = bias_table(scheme, length, like)
     if bias_HN is None:
@@ -192,9 +195,9 @@ def perplexity_lines(lines: Sequence[Line], quantity: str = "perplexity") -> Fig
     return figure
 
 
-def growth_lines(lines: Sequence[Line], most: float = 1.5) -> Figure:
-    """Perplexity over each model's own at its training length; what grows by more leaves the picture."""
-    grown = []
+def growth_lines(lines: Sequence[Line]) -> Figure:
+    """Perplexity over each model's own at its training length; what grows by more than half leaves the picture."""
+    grown, most = [], 1.5
     for line in lines:
         own = next((v for n, v in zip(line.lengths, line.middle, strict=True) if n == line.train_length), None)
         if own:
@@ -219,9 +222,10 @@ class Curve(NamedTuple):
     train_length: int | None
 
 
-def field_curves(curves: Sequence[Curve], level: float = 0.99, log: bool = True) -> Figure:
+def field_curves(curves: Sequence[Curve]) -> Figure:
     """Cumulative share of the gradient against the number of most recent tokens; ERF and training length marked."""
     figure, (panel,) = new_figure(1)
+    level = 0.99
     for (tint, marker), curve in zip(tints([curve.spec for curve in curves]), curves, strict=True):
         recent = np.arange(1, len(curve.middle) + 1)
         panel.plot(recent, curve.middle, color=tint, linewidth=1, label=curve.label)
@@ -231,9 +235,8 @@ def field_curves(curves: Sequence[Curve], level: float = 0.99, log: bool = True)
             panel.plot(recent[reached], curve.middle[reached], marker=marker, color=tint, markersize=4)
     panel.axhline(level, color="#777777", linewidth=0.6, linestyle="--")
     _mark_training(panel, [curve.train_length for curve in curves], max(len(curve.middle) for curve in curves))
-    if log:
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
     panel.yaxis.set_major_formatter(ticker.PercentFormatter(1))
     panel.set_ylim(0, 1.02)
     panel.set_xlabel("most recent tokens", fontsize=7)

@@ -22,7 +22,7 @@ from fieldlens.schemes import check_window
 from fieldlens.scoring import address, anchors_of, documents_of, evaluate
 from fieldlens.sheet import Sheet, figure
 from fieldlens.store import digest
-from fieldlens.tokenizer import Coder, begins_with, pieces_of
+from fieldlens.tokenizer import Coder, begins_with
 from fieldlens.tokens import tokenize
 
 
@@ -87,14 +87,10 @@ def read_file(path: Path, tokenizer: Path) -> Text:
     if not path.is_file():
         raise BadInput(f"{path} is no file: --text takes a text or JSONL file")
     file, coder = File(path.name, path, None), Coder(tokenizer)
-    documents, sizes = [], []
-    for document in file.documents():
-        if document:
-            encoded = coder.encode(list(pieces_of(document)) if coder.exact else [document])
-            documents.append(np.concatenate([ids for ids, _ in encoded]))
-            sizes.append(np.concatenate([their for _, their in encoded]))
-    if not documents:
+    encoded = [coder.whole(document) for document in file.documents() if document]
+    if not encoded:
         raise BadInput(f"{path} is empty: there is no text in it")
+    documents, sizes = map(list, zip(*encoded, strict=True))
     (source,) = file.sources()
     about = {"data": {"corpus": path.name, "split": None, "text": source.sha256}, "tokenizer": coder.sha256}
     return Text(documents, sizes, about, begins_with(tokenizer))

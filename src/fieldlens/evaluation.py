@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from fieldlens.errors import BadInput
+from fieldlens.loss import LARGEST
 from fieldlens.protocols import Anchor, Protocol
 from fieldlens.results import read_arrays, read_json, write_arrays, write_json
-from fieldlens.statistics import bootstrap_mean
+from fieldlens.statistics import bootstrap_mean, finite
 from fieldlens.verdict import judge
 
 FEW = 10
@@ -132,9 +133,9 @@ class Evaluation:
             low, high = interval if self.by_bytes or not all(map(math.isfinite, interval)) else map(_exp, interval)
             row: dict[str, Any] = {
                 "length": length,
-                self.quantity.replace(" ", "_"): _finite(self.score(length)),
-                "low": _finite(low),
-                "high": _finite(high),
+                self.quantity.replace(" ", "_"): finite(self.score(length)),
+                "low": finite(low),
+                "high": finite(high),
                 "resampled": unit,
                 "nll": float(losses.double().mean()),
             }
@@ -237,8 +238,4 @@ def _check_about(about: dict[str, Any]) -> None:
 
 def _exp(mean: float) -> float:
     """The perplexity of a mean loss; infinite where no number is large enough."""
-    return math.exp(mean) if mean < 700 else math.inf
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return math.exp(mean) if mean < LARGEST else math.inf

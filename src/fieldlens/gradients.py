@@ -54,10 +54,11 @@ class Gradients:
     def rows(self, anchors: Sequence[Anchor]) -> Iterator[Tensor]:
         """Context and target of each anchor, one row at a time: (1, T + 1)."""
         for anchor in anchors:
-            yield self._row(anchor, self.length)
+            yield self._row(anchor)
 
-    def _row(self, anchor: Anchor, length: int) -> Tensor:
-        ids = self.text.documents[anchor.document][max(0, anchor.offset - length) : anchor.offset + 1].astype(np.int64)
+    def _row(self, anchor: Anchor) -> Tensor:
+        first = max(0, anchor.offset - self.length)
+        ids = self.text.documents[anchor.document][first : anchor.offset + 1].astype(np.int64)
         head = [self.text.bos] if self.text.bos is not None else []
         return torch.from_numpy(np.concatenate([np.array(head, np.int64), ids]))[None]
 
@@ -140,7 +141,7 @@ class Gradients:
             place = Anchor(anchor.document, anchor.offset - back * HEAT_STEP)
             if place.offset < 2:
                 continue
-            row = self._row(place, self.length)
+            row = self._row(place)
             norms_T = self.seam.norms(row, self.question.target, self.question.window)[0].numpy()
             self._advance(1, "heat maps")
             if not np.isfinite(norms_T).all():

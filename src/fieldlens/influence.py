@@ -54,16 +54,14 @@ class Seam:
             gradient_BTD = _gradient(scalar, leaf())
         return self._norms(gradient_BTD, leaf(), wide_BV.detach())
 
-    def layers(
-        self, ids_BT: Tensor, window: int | None = None, chosen: Sequence[int] | None = None, seed: int = 0
-    ) -> Tensor:
+    def layers(self, ids_BT: Tensor, window: int | None = None, chosen: Sequence[int] | None = None) -> Tensor:
         """The same for the output of each layer, or of those chosen, along a random direction: (R, B, T) float64."""
         inputs_BT = ids_BT[:, :-1].to(self.subject.device)
         found = []
         with self.open() as leaf, outputs_of(self.its_layers) as outputs, torch.enable_grad():
             for _ in self.subject.logits(inputs_BT, 1, window, 0):
                 pass
-            chance = torch.Generator().manual_seed(seed)
+            chance = torch.Generator().manual_seed(0)
             wanted = list(range(len(outputs)) if chosen is None else chosen)
             for number in wanted:
                 last_BD = outputs[number][1][:, -1]
@@ -115,9 +113,7 @@ class Seam:
 
     def check(self) -> None:
         """The seam must not change what the model says."""
-        chance = torch.Generator().manual_seed(0)
-        tokens = min(8, self.subject.limit or 8)
-        ids_BT = torch.randint(self.subject.vocabulary, (1, tokens), generator=chance).to(self.subject.device)
+        ids_BT = self.subject.noise(min(8, self.subject.limit or 8))[:1]
         with torch.no_grad():
             plain = next(self.subject.logits(ids_BT, 1, None, 0)).double()
         with self.open() as leaf, torch.enable_grad():

@@ -119,7 +119,7 @@ def blocks(found: Sequence[Measurement], command: str) -> list[report.Block]:
             *_checks(defined, colours),
             *_heats(defined, colours),
         ]
-    return [*said, *_meaning(found[0].about["asked"].get("target", "log-likelihood")), *_made(found, command)]
+    return [*said, *_meaning(found[0].about["asked"]["target"]), *_made(found, command)]
 
 
 Colours = dict[int, tuple[str, str]]
@@ -325,7 +325,7 @@ TARGETS = {"log-likelihood": "log p(true next token)", "top-logit": "the largest
 
 
 def _meaning(target: str) -> list[report.Block]:
-    meaning = MEANING.format(target=TARGETS.get(target, target))
+    meaning = MEANING.format(target=TARGETS[target])
     return [
         report.heading("What these numbers mean"),
         report.text(*(" ".join(paragraph.split()) for paragraph in meaning.split("\n\n"))),
@@ -337,8 +337,7 @@ def _meaning(target: str) -> list[report.Block]:
 def _made(found: Sequence[Measurement], command: str) -> list[report.Block]:
     blocks: list[report.Block] = [report.code(command, "Command")]
     for one in found:
-        rows = [[key, value] for key, value in flat(one.about)]
-        blocks.append(report.details(f"Provenance of {one.name}", [report.table(["key", "value"], rows)]))
+        blocks.append(report.details(f"Provenance of {one.name}", [report.table(["key", "value"], flat(one.about))]))
     return [report.heading("How this was made"), *blocks]
 
 

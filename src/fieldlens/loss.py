@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+LARGEST = 700.0
+"""Nats whose perplexity is still a number."""
+
 ROWS = 512
 """Tokens taken at once at the least: each chunk reads all of the head's weights and its gradient."""
 

@@ -104,7 +104,8 @@ def _within(watch: Watch) -> Watch:
 
 def _fitting(subject: Subject, text: Text, segments: int) -> int:
     """The length if none was asked for: as much as model and text allow for so many segments, up to the usual."""
-    length = min(LENGTH, (subject.limit or LENGTH) - (subject.limit is not None and text.bos is not None))
+    room = LENGTH if subject.limit is None else subject.limit - (text.bos is not None)
+    length = min(LENGTH, room)
     counts = [len(ids) for ids in text.documents]
     while length > 2 and sum(span.anchors for span in eligible(counts, protocol("last-token"), length)) < segments:
         length = length * 7 // 8

@@ -187,9 +187,10 @@ def _weights(origin: Origin, dtype: torch.dtype) -> Any:
             read_folder(origin.path, others=True)
         except Damaged as error:
             raise BadInput(f"{origin.text}: the model folder is damaged ({error}); train again, or --resume") from None
-    return (
-        _gguf(origin.path, dtype) if origin.path.is_file() else _pretrained(str(origin.path), origin.text, dtype=dtype)
-    )
+    if origin.path.is_file():
+        _need_gguf(origin.path)
+        return _pretrained(str(origin.path.parent), str(origin.path), dtype=dtype, gguf_file=origin.path.name)
+    return _pretrained(str(origin.path), origin.text, dtype=dtype)
 
 
 def _need_gguf(path: Path) -> None:
@@ -197,11 +198,6 @@ def _need_gguf(path: Path) -> None:
         import gguf as _  # noqa: F401
     except ImportError:
         raise BadInput(f"{path} needs the extra gguf: pip install 'fieldlens[gguf]'") from None
-
-
-def _gguf(path: Path, dtype: torch.dtype) -> Any:
-    _need_gguf(path)
-    return _pretrained(str(path.parent), str(path), dtype=dtype, gguf_file=path.name)
 
 
 def _pretrained(place: str, shown: str, **settings: Any) -> Any:

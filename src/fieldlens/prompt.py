@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from fieldlens.results import provenance
 from fieldlens.sampling import Sampling
 from fieldlens.stream import Stream
 from fieldlens.subject import Subject
-from fieldlens.tokenizer import Coder, begins_with, ends_of, pieces_of
+from fieldlens.tokenizer import Coder, begins_with, ends_of
 
 KIND = "fieldlens generation"
 
@@ -115,8 +114,7 @@ def answer(
         raise BadInput(f"{model} diverged: there is no model to generate with")
     coder, first = Coder(origin.tokenizer), begins_with(origin.tokenizer)
     coder.tokenizer.encode_special_tokens = False  # the prompt is the user's own: a chat's marks are marks
-    pieces = coder.encode(list(pieces_of(text)) if coder.exact else [text])
-    ids = np.concatenate([part for part, _ in pieces]).tolist()
+    ids = coder.whole(text)[0].tolist()
     ids = ids if first is None else [first, *ids]
     loaded = load(origin, device, dtype, question.train_length)
     prompts_of(ids, loaded.subject.vocabulary)  # refused before anything is said

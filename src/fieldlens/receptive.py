@@ -116,6 +116,10 @@ class ReceptiveField:
         """Whether the ERF is not bounded at this length."""
         return self.erf(0.99, without_first) > SATURATED * self.length
 
+    def bounded(self) -> str:
+        """The ERF in words; as a bound where the field does not end within the length."""
+        return f"{'> ' if self.saturated() else ''}{self.erf():,}"
+
     @property
     def has_sink(self) -> bool:
         """Whether the beginning holds so much more than its part that it is probably an attention sink."""
@@ -203,8 +207,20 @@ def receptive_field(
     for given, allowed, kind in ((target, get_args(Target), "target"), (average, get_args(Average), "average")):
         if given not in allowed:
             raise unknown(kind, given, allowed)
+    ids_BT = _rows(ids)
     with resting(model):
-        return _receptive_field(model, _rows(ids), target, average, window, checkpointing)
+        one = subject(model)
+        if one.dtype.itemsize < 4:
+            raise BadInput(f"{one.name} is in {one.dtype}: gradients need at least float32; call model.float() first")
+        one.check_ids(int(ids_BT.min()), int(ids_BT.max()))
+        tokens = ids_BT.shape[1] - 1
+        if one.limit is not None and tokens > one.limit:
+            raise BadInput(f"{tokens} tokens are beyond the {one.limit} positions that {one.name} has learned")
+        check_causal(one)
+        one.check_window(window)
+        opened = seam(one, checkpointing)
+        norms_BT = torch.cat([opened.norms(row[None], target, window) for row in ids_BT])
+    return ReceptiveField(norms_BT.numpy(), average, one.name, one.train_length, reason=opened.reason)
 
 
 def _rows(ids: Tensor | Sequence[int]) -> Tensor:
@@ -216,25 +232,3 @@ def _rows(ids: Tensor | Sequence[int]) -> Tensor:
     if ids_BT.ndim != 2 or ids_BT.is_floating_point() or ids_BT.shape[1] < 2 or not len(ids_BT):
         raise BadInput("ids are whole numbers, one row or many: at least one context token and the one to predict")
     return ids_BT
-
-
-def _receptive_field(
-    model: Any, ids_BT: Tensor, target: Target, average: Average, window: int | None, checkpointing: bool
-) -> ReceptiveField:
-    one = subject(model)
-    if one.dtype.itemsize < 4:
-        raise BadInput(f"{one.name} is in {one.dtype}: gradients need at least float32; call model.float() first")
-    check_ids(ids_BT, one.vocabulary, one.name)
-    if one.limit is not None and ids_BT.shape[1] - 1 > one.limit:
-        raise BadInput(f"{ids_BT.shape[1] - 1} tokens are beyond the {one.limit} positions that {one.name} has learned")
-    check_causal(one)
-    one.check_window(window)
-    opened = seam(one, checkpointing)
-    norms_BT = torch.cat([opened.norms(row[None], target, window) for row in ids_BT])
-    return ReceptiveField(norms_BT.numpy(), average, one.name, one.train_length, reason=opened.reason)
-
-
-def check_ids(ids: Tensor, vocabulary: int, name: str) -> None:
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocabulary:
-        raise BadInput(f"token id {low if low < 0 else high} is outside the vocabulary of {vocabulary} of {name}")

@@ -1,8 +1,6 @@
 """A recipe: everything that decides how a decoder is trained. Presets are named recipes; habits change no result."""
 
 import dataclasses
-import hashlib
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -186,8 +184,3 @@ def experiment(recipe: Recipe, data: str) -> dict[str, Any]:
     for name in ("corpus", "tokenizer"):
         del fields[name]
     return {**fields, "data": data}
-
-
-def address(experiment: dict[str, Any]) -> str:
-    """A short name for an experiment, from its content."""
-    return hashlib.sha256(json.dumps(experiment, sort_keys=True).encode()).hexdigest()[:16]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fieldlens.batches import Batches, Watch
 from fieldlens.errors import BadInput
 from fieldlens.evaluation import Evaluation, Plan
-from fieldlens.protocols import Anchor, Window, draw, eligible
+from fieldlens.protocols import Anchor, draw, eligible
 from fieldlens.protocols import protocol as named
 from fieldlens.results import provenance
 from fieldlens.store import digest
@@ -77,7 +77,6 @@ def evaluate(
         raise BadInput(f"batch is {batch}: at least 1 is needed")
     windows = {n: [w for a in anchors for w in plan.protocol.windows(a, n, plan.longest)] for n in plan.lengths}
     same = plan.protocol.same_targets
-    assert not same or len({_places(some).tobytes() for some in windows.values()}) == 1
     kept = [target for window in windows[plan.longest] for target in window.targets()] if same else anchors
     start = time.perf_counter()
     work = Batches(subject, documents, plan, windows, batch, journal, watch)
@@ -109,11 +108,8 @@ def check(subject: Subject, documents: Sequence[np.ndarray], plan: Plan) -> None
         raise BadInput(f"bos {plan.bos} is outside the vocabulary of {subject.vocabulary} of {subject.name}")
     if not documents or not any(len(document) for document in documents):
         raise BadInput("there is no text: every document is empty")
-    largest = max(int(document.max()) for document in documents if len(document))
-    smallest = min(int(document.min()) for document in documents if len(document))
-    if smallest < 0 or largest >= subject.vocabulary:
-        wrong = smallest if smallest < 0 else largest
-        raise BadInput(f"token id {wrong} is outside the vocabulary of {subject.vocabulary} of {subject.name}")
+    some = [document for document in documents if len(document)]
+    subject.check_ids(min(int(ids.min()) for ids in some), max(int(ids.max()) for ids in some))
 
 
 def anchors_of(documents: Sequence[np.ndarray], plan: Plan) -> list[Anchor]:
@@ -133,15 +129,6 @@ def address(about: dict[str, Any], plan: Plan) -> str:
     model = {key: about["model"][key] for key in ("weights", "configuration", "dtype")}
     text = {key: about[key] for key in ("data", "tokenizer", "align", "drawn") if key in about}
     return digest({"model": model, **text, **plan.about()})[:16]
-
-
-def _places(windows: list[Window]) -> np.ndarray:
-    """Document and offset of every target, as numbers."""
-    counts = [window.scored for window in windows]
-    last = np.cumsum(counts)
-    within_N = np.arange(last[-1]) - np.repeat(last - counts, counts)
-    firsts = [window.stop - window.scored + 1 for window in windows]
-    return np.stack([np.repeat([window.document for window in windows], counts), np.repeat(firsts, counts) + within_N])
 
 
 def documents_of(ids: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:

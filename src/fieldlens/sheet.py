@@ -36,10 +36,6 @@ class Sheet:
         cells = [[row[at] for row in self.rows if at < len(row)] for at in range(len(self.columns))]
         return [at > 0 and _is_of_numbers(column) for at, column in enumerate(cells)]
 
-    def text(self) -> Any:
-        """For rich's console: a table, or on a terminal too narrow for it one block per row. No number is ever cut."""
-        return _Fitted(self)
-
     def markdown(self) -> str:
         def line(cells: Sequence[str]) -> str:
             return "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in cells) + " |"
@@ -61,15 +57,8 @@ class Sheet:
         notes = [rf"\par {escaped(note)}" for note in self.notes]
         return "\n".join([*title, needs, head, r"\toprule", *body, r"\bottomrule", rf"\end{{{form}}}", *notes]) + "\n"
 
-
-class _Fitted:
-    """A sheet that looks how wide the console is before it chooses its form."""
-
-    def __init__(self, sheet: Sheet) -> None:
-        self.sheet = sheet
-        self.rows = [[*row, *[""] * (len(sheet.columns) - len(row))] for row in sheet.rows]
-
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        """On a terminal: a table, or where it is too narrow for it one block per row. No number is ever cut."""
         from rich.measure import Measurement
 
         whole, narrow = self._table(narrow=False), self._table(narrow=True)
@@ -81,21 +70,24 @@ class _Fitted:
         else:
             yield self._blocks()
 
+    @property
+    def _filled(self) -> list[list[str]]:
+        return [[*row, *[""] * (len(self.columns) - len(row))] for row in self.rows]
+
     def _table(self, narrow: bool) -> Any:
         """With narrow, only columns of prose give way; the others are broken between words, or two numbers."""
         from rich.markup import escape
         from rich.table import Table
 
-        sheet = self.sheet
-        rows = [[cell.replace(" · ", " ·\n") if narrow else cell for cell in row] for row in self.rows]
-        table = Table(box=None, pad_edge=False, title=escape(sheet.title) or None, title_justify="left")
-        for index, column in enumerate(sheet.columns):
-            stiff = narrow and (sheet.right[index] or not any(" " in row[index].strip() for row in self.rows))
+        rows = [[cell.replace(" · ", " ·\n") if narrow else cell for cell in row] for row in self._filled]
+        table = Table(box=None, pad_edge=False, title=escape(self.title) or None, title_justify="left")
+        for index, column in enumerate(self.columns):
+            stiff = narrow and (self.right[index] or not any(" " in row[index].strip() for row in self._filled))
             widest = max((len(part) for row in rows for part in row[index].split("\n")), default=0)
             heading = "\n".join(wrap(column, max(widest, 1), break_long_words=False)) if stiff else column
             table.add_column(
                 escape(heading),
-                justify="right" if sheet.right[index] else "left",
+                justify="right" if self.right[index] else "left",
                 min_width=widest if stiff else min(widest, READABLE),
                 no_wrap=stiff,
                 overflow="fold",
@@ -108,11 +100,11 @@ class _Fitted:
     def _blocks(self) -> Any:
         from rich.text import Text
 
-        width = max(map(len, self.sheet.columns))
-        lines = [self.sheet.title] if self.sheet.title else []
-        for row in self.rows:
-            lines.append(f"{self.sheet.columns[0]} {row[0].strip()}".strip())
-            cells = zip(self.sheet.columns[1:], row[1:], strict=True)
+        width = max(map(len, self.columns))
+        lines = [self.title] if self.title else []
+        for row in self._filled:
+            lines.append(f"{self.columns[0]} {row[0].strip()}".strip())
+            cells = zip(self.columns[1:], row[1:], strict=True)
             lines += [f"  {name:{width}} {cell.strip()}" for name, cell in cells if cell.strip()]
         return Text("\n".join(lines))
 

@@ -232,6 +232,11 @@ def _numbers(values: ArrayLike) -> Floats:
     return numbers
 
 
+def finite(value: float) -> float | None:
+    """As JSON knows it: what is no finite number is nothing."""
+    return value if math.isfinite(value) else None
+
+
 def _epsilon(values: ArrayLike) -> float:
     """The relative grain of the numbers as they were given."""
     kind: np.dtype[Any] = np.asarray(values).dtype

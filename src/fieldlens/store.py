@@ -70,9 +70,9 @@ def build(folder: Path, recipe: dict[str, Any], write: Callable[[Path], dict[str
         }
         (place / MANIFEST).write_text(json.dumps({**recipe, **found, "files": files}, indent=2))
         for path in (*place.iterdir(), place):
-            _sync(path)
+            sync(path)
         _put(place, folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(place, ignore_errors=True)
         os.close(handle)
@@ -105,7 +105,8 @@ def _put(place: Path, folder: Path) -> None:
             raise
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file, or which names a folder has, durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -69,6 +69,17 @@ class Subject(ABC):
         widths = [narrower(own, window) for own in self.windows]
         return None if None in widths else sum(width - 1 for width in widths if width) + 1
 
+    def noise(self, tokens: int) -> Tensor:
+        """Two texts of so many random tokens, always the same."""
+        chance = torch.Generator().manual_seed(0)
+        return torch.randint(self.vocabulary, (2, tokens), generator=chance).to(self.device)
+
+    def check_ids(self, low: int, high: int) -> None:
+        """Refuse the smallest and the largest id of a text that are outside the vocabulary."""
+        if low < 0 or high >= self.vocabulary:
+            wrong = low if low < 0 else high
+            raise BadInput(f"token id {wrong} is outside the vocabulary of {self.vocabulary} of {self.name}")
+
     def needed(self, tokens: int, keep: int, window: int | None) -> int:
         """How many of the last tokens are needed for the last `keep` logits."""
         reach = self.reach(window)
@@ -100,7 +111,7 @@ class Ours(Subject):
 
     def __init__(self, decoder: Decoder, name: str = "") -> None:
         config = decoder.config
-        self.decoder, self.module = decoder.eval(), decoder
+        self.decoder = decoder.eval()
         self.name, self.vocabulary = name or config.scheme, decoder.embedding.num_embeddings
         self.device, self.dtype = decoder.embedding.weight.device, decoder.embedding.weight.dtype
         self.layers, self.width, self.heads = config.layers, config.width, config.heads
@@ -127,7 +138,7 @@ class Theirs(Subject):
     """A causal language model of transformers."""
 
     def __init__(self, model: Any, name: str = "") -> None:
-        self.model, self.module = model.eval(), model
+        self.model = model.eval()
         config = model.config.get_text_config()
         if getattr(model.config, "is_encoder_decoder", False):
             raise BadInput(f"{type(model).__name__} is an encoder and a decoder: a causal language model is needed")
@@ -178,7 +189,7 @@ class Theirs(Subject):
                 return None
             held.append(bytes_held(getattr(made, "past_key_values", None)))
         few, more = held
-        return (more - few) // 2 or None if few is not None and more is not None else None
+        return None if few is None or more is None else (more - few) // 2 or None
 
     @cached_property
     def _takes_bands(self) -> bool:
@@ -191,10 +202,6 @@ class Theirs(Subject):
     def _last(self, ids_BT: Tensor, window: int | None) -> Tensor:
         with torch.no_grad():
             return next(self.logits(ids_BT, 1, window, 0))[:, 0].double()
-
-    def noise(self, tokens: int) -> Tensor:
-        chance = torch.Generator().manual_seed(0)
-        return torch.randint(self.vocabulary, (2, tokens), generator=chance).to(self.device)
 
 
 class Plain(Subject):
@@ -248,14 +255,13 @@ def weights_hash(module: nn.Module) -> str:
 
 def check_causal(subject: Subject) -> None:
     """Refuse a model whose logits change when a later token does."""
-    chance = torch.Generator().manual_seed(0)
     tokens = min(8, subject.limit or 8)
-    ids_BT = torch.randint(subject.vocabulary, (1, tokens), generator=chance).expand(2, -1).clone()
+    ids_BT = subject.noise(tokens)[:1].repeat(2, 1)
     ids_BT[1, -1] = (ids_BT[0, -1] + 1) % subject.vocabulary
     if tokens < 2:
         return
     with torch.no_grad():
-        logits_BTV = torch.cat(list(subject.logits(ids_BT.to(subject.device), tokens, None, 0)), 1)[:, :-1]
+        logits_BTV = torch.cat(list(subject.logits(ids_BT, tokens, None, 0)), 1)[:, :-1]
     if not close(logits_BTV[0], logits_BTV[1]):
         raise BadInput(f"{subject.name} is not causal: its prediction changes with a token that comes later")
 

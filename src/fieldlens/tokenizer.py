@@ -214,6 +214,11 @@ class Coder:
         """Whether every token stands for certain bytes, so that a text may be cut and its bytes accounted for."""
         return self._bytes is not None
 
+    def whole(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of a text, and how many bytes of it each stands for."""
+        found = self.encode(list(pieces_of(text)) if self.exact else [text])
+        return np.concatenate([ids for ids, _ in found]), np.concatenate([sizes for _, sizes in found])
+
     def encode(self, pieces: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The tokens of each piece, and how many bytes of it each stands for."""
         with _panics(self.file):

@@ -20,9 +20,10 @@ from fieldlens.corpus import BUILT_IN, open_corpus
 from fieldlens.errors import BadInput, FieldlensError, NoMemory
 from fieldlens.machine import Machine, out_of_memory
 from fieldlens.order import batch_at
-from fieldlens.recipe import Habits, Recipe, address, experiment
+from fieldlens.recipe import Habits, Recipe, experiment
 from fieldlens.run import Run
 from fieldlens.schemes import canonical, source_of
+from fieldlens.store import digest
 from fieldlens.tokens import TokenizedCorpus, tokenize, unigram_perplexity
 from fieldlens.trainer import Diverged, Trainer, check_shape
 
@@ -164,7 +165,7 @@ def describe(
     return {
         "recipe": dataclasses.asdict(recipe),
         "experiment": identity,
-        "address": address(identity),
+        "address": digest(identity)[:16],
         "parameters": sum(parameter.numel() for parameter in trainer.decoder.parameters()),
         "unigram_perplexity": unigram_perplexity(tokens),
         "versions": {

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fieldlens.decoder import Config, Decoder
 from fieldlens.errors import FieldlensError
-from fieldlens.loss import cross_entropy
+from fieldlens.loss import LARGEST, cross_entropy
 from fieldlens.order import batch_at
 from fieldlens.processes import World
 from fieldlens.recipe import Recipe
@@ -22,9 +22,6 @@ from fieldlens.tokens import TokenizedCorpus
 
 VALIDATION_TOKENS, VALIDATION_BATCHES = 16_384, 8
 """How much is validated at a time, whichever is less: a third of a step at the paper's size."""
-
-LARGEST_LOSS = 700.0
-"""Nats whose perplexity is still a number."""
 
 
 class Diverged(FieldlensError):
@@ -119,7 +116,7 @@ class Trainer:
             with self.precision():
                 losses += [float(Objective(self.decoder)(some.to(self.device)))] * len(some)
         mean = float(np.mean(losses))
-        if not mean < LARGEST_LOSS:
+        if not mean < LARGEST:
             raise Diverged(f"step {self.step}: validation loss {mean}: diverged")
         return float(np.exp(mean))
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fieldlens.statistics import bootstrap_difference, differences, holm, sign_flip, smallest_p
+from fieldlens.loss import LARGEST
+from fieldlens.statistics import bootstrap_difference, differences, finite, holm, sign_flip, smallest_p
 
 ALPHA = 0.05
 EXPLOSION = 1.5
@@ -33,8 +34,8 @@ def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_l
         differences_N = differences(losses[length], losses[train_length])
         interval, _ = bootstrap_difference(differences_N, units_N)
         found = sign_flip(differences_N, units_N)
-        low, high = (value if math.isfinite(value) else None for value in interval)
-        ratio = math.exp(min(found.difference, 700))
+        low, high = map(finite, interval)
+        ratio = math.exp(min(found.difference, LARGEST))
         evidence.append(
             {"length": length, "difference": found.difference, "low": low, "high": high, "ratio": ratio, "p": found.p}
         )

@@ -65,7 +65,7 @@ def flowing(text: str) -> str:
     """A docstring whose paragraphs are one line each, for the terminal to fold."""
     lines: list[str] = []
     for line in inspect.cleandoc(text).splitlines():
-        inside = bool(lines and lines[-1] and line.strip()) and not {lines[-1].strip("-"), line.strip("-")} & {""}
+        inside = bool(lines) and _is_prose(lines[-1]) and _is_prose(line)
         if inside and _indent(lines[-1]) == _indent(line):
             lines[-1] += f" {line.strip()}"
         else:
@@ -73,28 +73,19 @@ def flowing(text: str) -> str:
     return "\n".join(lines)
 
 
+def _is_prose(line: str) -> bool:
+    """Neither blank nor the rule below a heading."""
+    return bool(line.strip(" -"))
+
+
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-for documented in (
-    Machine,
-    Habits,
-    Changes,
-    Crew,
-    measure,
-    evaluate,
-    compare,
-    generate,
-    train,
-    runs,
-    schemes,
-    corpus,
-    study,
-    paper,
-):
+VERBS = (measure, evaluate, compare, generate, train, runs, schemes, corpus, study, paper)
+for documented in (Machine, Habits, Changes, Crew, *VERBS):
     documented.__doc__ = flowing(documented.__doc__ or "")
-for place, verb in enumerate((measure, evaluate, compare, generate, train, runs, schemes, corpus, study, paper)):
+for place, verb in enumerate(VERBS):
     app.command(verb, sort_key=place, help_epilogue=DEBUG)  # type: ignore[call-overload]
 app.register_install_completion_command(show=False, help_epilogue=DEBUG)
 
@@ -116,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         print(f"fieldlens: {' '.join(_said(error).split())}", file=sys.stderr)
-        sys.exit(_exit_code(error))
+        sys.exit(getattr(error, "exit_code", 4 if isinstance(error, OSError) else 2))
 
 
 def _said(error: Exception) -> str:
@@ -125,9 +116,3 @@ def _said(error: Exception) -> str:
         where = f" at {error.filename}" if error.filename else ""
         return f"the disk is full{where}: free some space or write elsewhere, then again (train: --resume)"
     return str(error)
-
-
-def _exit_code(error: Exception) -> int:
-    if isinstance(error, FieldlensError):
-        return error.exit_code
-    return 4 if isinstance(error, OSError) else 2

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from fieldlens.cli.console import console
+from fieldlens.cli.console import console, show
 from fieldlens.machine import Machine
+
+if TYPE_CHECKING:
+    from fieldlens.compare import Comparison
 
 
 def compare(
@@ -64,9 +67,7 @@ def compare(
         return
     screen = console()
     for sheet in sheets:
-        screen.print(sheet.text())
-        for note in sheet.notes:
-            screen.print(note, style="dim", markup=False)
+        show(screen, sheet)
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -77,12 +78,10 @@ def _inside(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.glob("*.json")) if read_json(file).get("kind") == KIND]
 
 
-def _write(out: Path, texts: dict[str, str], found: "object") -> None:
+def _write(out: Path, texts: dict[str, str], found: "Comparison") -> None:
     from fieldlens import draw
     from fieldlens.checkpoint import replace_file
-    from fieldlens.compare import Comparison
 
-    assert isinstance(found, Comparison)
     out.mkdir(parents=True, exist_ok=True)
     for name, ending in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):
         replace_file(out / f"comparison.{ending}", texts[name].encode())

@@ -1,6 +1,7 @@
 """Where commands print: colours and folding on a terminal, plain whole lines in a pipe."""
 
 import os
+from typing import Any
 
 from rich.console import Console
 
@@ -22,3 +23,10 @@ def console(stderr: bool = False) -> Console:
     if not found.is_terminal and not os.environ.get("COLUMNS"):
         found.width = UNFOLDED
     return found
+
+
+def show(screen: Console, sheet: Any) -> None:
+    """A sheet, and its notes below it."""
+    screen.print(sheet)
+    for note in sheet.notes:
+        screen.print(note, style="dim", markup=False)

@@ -103,6 +103,6 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
     for split, row in report["splits"].items():
         counts = [row["documents"], row["bytes"], row["tokens"], *(row["lengths"].get(one) for one in SHOWN)]
         rows.append([split, *("" if count is None else f"{count:,}" for count in counts)])
-    screen.print(Sheet(["split", "documents", "bytes", "tokens", *SHOWN], rows).text())
+    screen.print(Sheet(["split", "documents", "bytes", "tokens", *SHOWN], rows))
     screen.print("percentages: documents of at most so many tokens", style="dim")
     screen.print(f"fingerprint {report['fingerprint']}", soft_wrap=True)

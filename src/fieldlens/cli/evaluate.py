@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from fieldlens.cli.console import console
+from fieldlens.cli.console import console, show
 from fieldlens.cli.progress import Watcher
 from fieldlens.machine import Machine
 
@@ -102,9 +102,7 @@ def _print(found: list[tuple[Path, Any]], out: Path) -> None:
 
     screen = console()
     for sheet in summary([one for _, one in found]):
-        screen.print(sheet.text())
-        for note in sheet.notes:
-            screen.print(note, style="dim", markup=False)
+        show(screen, sheet)
     for path, _ in found:
         screen.print(f"result: {path}", soft_wrap=True, markup=False)
     if any(one.losses for _, one in found):

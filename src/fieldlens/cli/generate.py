@@ -70,16 +70,8 @@ def generate(
     from fieldlens.prompt import Question, answer
     from fieldlens.sampling import Sampling
 
-    question = Question(
-        prompt,
-        prompt_file,
-        tokens,
-        mode,
-        window,
-        Sampling(temperature, top_k, top_p, seed),
-        past_end,
-        train_length,
-    )
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    question = Question(prompt, prompt_file, tokens, mode, window, sampling, past_end, train_length)
     device, dtype = machine.start()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark

@@ -83,21 +83,9 @@ def measure(
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
     question = Question(
-        corpus,
-        text,
-        length,
-        segments,
-        target,
-        average,
-        window,
-        plain,
-        probe,
-        check,
-        targets,
-        target_seed,
-        train_length,
-        split,
-    )
+        corpus, text, length, segments, target, average, window, plain, probe, check, targets, target_seed,
+        train_length, split,
+    )  # fmt: skip
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file: a folder is needed")
     device, dtype = machine.start()
@@ -117,7 +105,7 @@ def measure(
     else:
         sheet = summary(found)
         screen = console()
-        screen.print(sheet.text())
+        screen.print(sheet)
         for note in sheet.notes:
             screen.print(note, markup=False)
         screen.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from fieldlens.cli.console import console
+from fieldlens.cli.console import console, show
 from fieldlens.cli.study import Crew, complain, conduct
 from fieldlens.machine import Machine
 
@@ -132,7 +132,7 @@ def _list(shelf: "Shelf", out: Path, as_json: bool) -> None:
     rows = [[row["name"], row["state"], _where(row)] for row in found]
     sheet = Sheet(["artifact", "state", "runs"], rows, shelf.study.title)
     screen = console()
-    screen.print(sheet.text())
+    screen.print(sheet)
     if shelf.absent:
         screen.print(shelf.absent, markup=False)
 
@@ -166,9 +166,7 @@ def _draw(chosen: "list[Artifact]", shelf: "Shelf", out: Path, as_json: bool, sk
         if as_json:
             continue
         for sheet in drawn.sheets if not skip else ():
-            screen.print(sheet.text())
-            for note in sheet.notes:
-                screen.print(note, style="dim", markup=False)
+            show(screen, sheet)
         for note in notes_of(one, shelf) if not skip else ():
             screen.print(note, style="dim", markup=False)
         screen.print(f"drawn: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
@@ -188,7 +186,7 @@ def _claims(shelf: "Shelf", out: Path, as_json: bool) -> None:
         print(json.dumps({"study": shelf.study.name, "claims": [one.to_json() for one in found]}))
         return
     screen = console()
-    screen.print(sheet_of(found).text())
+    screen.print(sheet_of(found))
     if shelf.absent:
         screen.print(shelf.absent, markup=False)
     screen.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)

@@ -41,7 +41,7 @@ def runs(
         console().print(f"no runs below {folder}: fieldlens train --out {folder}/NAME makes one", markup=False)
         return
     columns = ["run", "state", "step", "loss", "validation", "scheme", "corpus", "seed"]
-    console().print(Sheet(columns, [_cells(row) for row in rows]).text())
+    console().print(Sheet(columns, [_cells(row) for row in rows]))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

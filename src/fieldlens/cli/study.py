@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.live import Live
 
-from fieldlens.cli.console import console
+from fieldlens.cli.console import console, show
 from fieldlens.machine import Machine
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _show(found: "Study", places: "Places", corpora: Path | None, workers: int, 
         print(json.dumps({"study": found.name, "seconds_left": left, "absent_corpora": absent, "jobs": rows}))
         return
     screen = console()
-    screen.print(table(found, rows, workers).text())
+    screen.print(table(found, rows, workers))
     if absent and any(row["seconds_left"] for row in rows):
         screen.print(f"not here: {', '.join(absent)}; --corpora FOLDER says where they lie", markup=False)
 
@@ -195,9 +195,7 @@ def _conclude(folder: Path, as_json: bool) -> None:
         return
     screen = console()
     for sheet in summary(results) if results else []:
-        screen.print(sheet.text())
-        for note in sheet.notes:
-            screen.print(note, style="dim", markup=False)
+        show(screen, sheet)
     screen.print(f"report: {path}", soft_wrap=True, markup=False)
 
 
@@ -267,7 +265,7 @@ class Watcher:
             self.forecast = forecast(self.study, self.places)
         if self.shown:
             sheet = table(self.study, rows, self.workers, max(3, self.console.height - 6))
-            self.live.update(sheet.text(), refresh=True)
+            self.live.update(sheet, refresh=True)
         else:
             self._tell(rows, changed if self.states else [], now)
         self.states = {row["name"]: row["state"] for row in rows}

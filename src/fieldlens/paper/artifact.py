@@ -175,7 +175,8 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
             + f"; fieldlens paper {artifact.name} --run makes them, from the texts in --corpora FOLDER"
         )
     drawn = artifact.draw(shelf)
-    base, written = out / artifact.name, []
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
     for ending, figure in drawn.figures.items():
         for form in FORMATS:
             path = out / f"{artifact.name}{ending}.{form}"
@@ -190,8 +191,7 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
     }
     for form, text in texts.items():
         if drawn.sheets and (form != "csv" or drawn.records):
-            path = base.with_name(f"{artifact.name}.{form}")
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path = out / f"{artifact.name}.{form}"
             replace_file(path, text.encode())
             written.append(path)
     for name in _files(artifact, out) - {path.name for path in written}:

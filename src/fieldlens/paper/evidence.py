@@ -116,9 +116,9 @@ class Evidence:
             raise self.missing(model, corpus, trained)
         return alive
 
-    def losses(self, model: str, corpus: str, trained: int = TRAINED, **asked: Any) -> Evaluation:
+    def losses(self, model: str, corpus: str, trained: int = TRAINED) -> Evaluation:
         """The evaluation of a model, pooled over seeds."""
-        found = self.shelf.pooled(model, corpus, trained, **asked)
+        found = self.shelf.pooled(model, corpus, trained)
         if found is None:
             raise self.missing(model, corpus, trained)
         return found
@@ -185,17 +185,16 @@ class Evidence:
             return True
         return False if all(one.surely(-math.inf, much) for one in found) else None
 
-    def breaks(self, model: str, corpus: str, trained: int = TRAINED) -> Answer:
+    def breaks(self, model: str, corpus: str) -> Answer:
         """Whether perplexity rises significantly and by more than nobody would mind, or surely does not."""
-        found = self.past(model, corpus, trained)
+        found = self.past(model, corpus)
         if any(one.certain and one.lies(SMALL, math.inf) for one in found):
             return True
         return False if all(one.surely(-math.inf, SMALL) for one in found) else None
 
-    def covered(self, model: str, corpus: str, trained: int = TRAINED) -> Answer:
+    def covered(self, model: str, corpus: str) -> Answer:
         """Whether the training length holds the ERF, if all seeds say the same."""
-        own = self.shelf.length(trained)
-        found = {one.erf(0.99) <= own for one in self.fields(model, corpus, trained).values()}
+        found = {one.erf(0.99) <= self.shelf.trained for one in self.fields(model, corpus).values()}
         return found.pop() if len(found) == 1 else None
 
     def gap(

@@ -22,13 +22,8 @@ def curves(shelf: Shelf, models: Sequence[str], corpus: str, trained: int = TRAI
         field = shelf.field(model, corpus, trained)
         if field is not None:
             named = _named(shelf, model)
-            found.append(field.curve(shelf.spec(model))._replace(label=f"{named}: ERF {bounded(field)}"))
+            found.append(field.curve(shelf.spec(model))._replace(label=f"{named}: ERF {field.bounded()}"))
     return found
-
-
-def bounded(field: ReceptiveField) -> str:
-    """The ERF; as a bound where the field does not end within the length."""
-    return f"> {field.erf(0.99):,}" if field.saturated() else f"{field.erf(0.99):,}"
 
 
 def reading(
@@ -48,7 +43,7 @@ def reading(
             _named(shelf, model),
             f"{paper / TRAINED:.2f}" if paper else "–",
             "–" if field is None else f"{'> ' if field.saturated() else ''}{field.erf(0.99) / length:.2f}",
-            "–" if field is None else bounded(field),
+            "–" if field is None else field.bounded(),
             "–" if share is None else f"{share:.1%}",
             reach,
         ])  # fmt: skip

@@ -99,9 +99,9 @@ def _whole(found: dict[str, Any], tested: Sequence[int]) -> bool:
         return False
 
 
-def trials(task: Task = Task()) -> Iterator[Trial]:  # noqa: B008
+def trials() -> Iterator[Trial]:
     """All models: each seed of every scheme, then the next seed."""
-    return (Trial(scheme, seed, task) for seed in SEEDS for scheme in SCHEMES)
+    return (Trial(scheme, seed) for seed in SEEDS for scheme in SCHEMES)
 
 
 def strings(bits_B: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor]:

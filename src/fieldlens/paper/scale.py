@@ -12,8 +12,6 @@ TRAINED = 512
 """The paper's training length."""
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
-RELATIVE = tuple(length // TRAINED for length in LENGTHS)
-"""L_ex / L_tr of the paper's tables: 1, 2, 4, 8, 16."""
 
 
 def spec_of(model: str) -> str:

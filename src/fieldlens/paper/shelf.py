@@ -77,7 +77,7 @@ class Shelf:
         return unscaled(own, self.trained) if control else scaled(own, self.factor)
 
     def jobs(
-        self, models: Sequence[str], corpora: Sequence[str] = ALL, trained: int = TRAINED, control: bool = False
+        self, models: Sequence[str], corpora: Sequence[str], trained: int = TRAINED, control: bool = False
     ) -> list[Job]:
         """The jobs of some of the paper's models; with the same training length in the paper's units."""
         wanted = {self.spec(model, control) for model in models}
@@ -124,33 +124,29 @@ class Shelf:
                 found[seed] = fitting[0]
         return found
 
-    def pooled(
-        self, model: str, corpus: str, trained: int = TRAINED, control: bool = False, **asked: Any
-    ) -> Evaluation | None:
+    def pooled(self, model: str, corpus: str, trained: int = TRAINED) -> Evaluation | None:
         """One evaluation for all seeds that did not diverge: the mean loss of each target."""
-        alive = [one for one in self.evaluations(model, corpus, trained, control, **asked).values() if one.losses]
+        alive = [one for one in self.evaluations(model, corpus, trained).values() if one.losses]
         if not alive:
             return None
         lengths = sorted(set.intersection(*(set(one.losses) for one in alive)))
         losses = {n: torch.stack([one.losses[n].double() for one in alive]).mean(0) for n in lengths}
         return dataclasses.replace(alive[0], losses=losses)
 
-    def fields(
-        self, model: str, corpus: str, trained: int = TRAINED, control: bool = False
-    ) -> dict[int, ReceptiveField]:
+    def fields(self, model: str, corpus: str, trained: int = TRAINED) -> dict[int, ReceptiveField]:
         """Its receptive fields by seed, where they are defined."""
-        some = {seed: one.measurement for seed, one in self.results(model, corpus, trained, control).items()}
+        some = {seed: one.measurement for seed, one in self.results(model, corpus, trained).items()}
         return {seed: one.field for seed, one in some.items() if one is not None and not one.field.status}
 
-    def field(self, model: str, corpus: str, trained: int = TRAINED, control: bool = False) -> ReceptiveField | None:
+    def field(self, model: str, corpus: str, trained: int = TRAINED) -> ReceptiveField | None:
         """One receptive field for all seeds: that of all their segments."""
-        fields = list(self.fields(model, corpus, trained, control).values())
+        fields = list(self.fields(model, corpus, trained).values())
         if not fields:
             return None
         return dataclasses.replace(fields[0], norms_NT=np.concatenate([one.norms_NT for one in fields]))
 
-    def seconds(self, model: str, corpus: str, trained: int = TRAINED, stage: str = "train") -> dict[int, float]:
-        """How long a stage took, by seed; nothing where it was not noted, or the run diverged and so ended early.
+    def seconds(self, model: str, corpus: str, trained: int = TRAINED) -> dict[int, float]:
+        """How long training took, by seed; nothing where it was not noted, or the run diverged and so ended early.
 
         On a CPU its own time counts: that of the clock tells what else the machine was doing.
         """
@@ -160,7 +156,7 @@ class Shelf:
                 continue
             try:
                 noted = json.loads((self.folder / one.name / "timings.json").read_bytes())
-                found[seed] = float(noted[f"{stage}_cpu" if _on_cpu(one) else stage])
+                found[seed] = float(noted["train_cpu" if _on_cpu(one) else "train"])
             except (OSError, ValueError, KeyError, TypeError):
                 continue
         return found

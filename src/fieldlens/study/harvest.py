@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fieldlens.compare import Comparison, compare
+from fieldlens.compare import ALIKE, Comparison, compare
 from fieldlens.errors import BadInput
 from fieldlens.evaluation import Evaluation, read_evaluation
 from fieldlens.measurement import Measurement, read_measurement
@@ -102,14 +102,13 @@ def comparisons(results: Sequence[Result]) -> dict[Question, Comparison]:
 
 def _alike(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
     """Those with the same targets and tokens together; runs that diverged go with the first."""
-    keys = ("protocol", "segments", "target_seed", "data", "align", "tokenizer", "bos")
     groups: dict[str, list[Evaluation]] = {}
     lost = []
     for one in evaluations:
         if not one.losses:
             lost.append(one)
             continue
-        about = [one.about.get(key) for key in keys] + [one.about["model"].get("dtype"), max(one.losses)]
+        about = [one.about.get(key) for key in ALIKE] + [one.about["model"].get("dtype"), max(one.losses)]
         groups.setdefault(repr(about), []).append(one)
     found = list(groups.values())
     if found:

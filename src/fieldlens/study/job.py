@@ -5,7 +5,6 @@ Run as a process of its own, `python -m fieldlens.study.job FILE NICE`, so that 
 
 import dataclasses
 import json
-import math
 import os
 import shutil
 import signal
@@ -32,6 +31,7 @@ from fieldlens.recipe import Habits, Recipe
 from fieldlens.results import write_json
 from fieldlens.run import Occupied, Run, locked
 from fieldlens.scoring import anchors_of
+from fieldlens.statistics import finite
 from fieldlens.study.plan import Job, job_from, question
 from fieldlens.study.state import Places, state_of
 from fieldlens.tokens import tokenize
@@ -101,7 +101,7 @@ class Progress:
 
     def step(self, row: dict[str, Any]) -> None:
         if "step" in row:
-            self.tell(row["step"] / row["steps"], step=row["step"], steps=row["steps"], loss=_finite(row["loss"]))
+            self.tell(row["step"] / row["steps"], step=row["step"], steps=row["steps"], loss=finite(row["loss"]))
 
     def event(self, event: dict[str, Any]) -> None:
         if "done" in event:
@@ -231,15 +231,11 @@ def _result(job: Job, run: Run, text: str) -> dict[str, Any]:
         "data": config["experiment"]["data"],
         "parameters": config["parameters"],
         "unigram_perplexity": config["unigram_perplexity"],
-        "validation": [[row["step"], _finite(row["validation_perplexity"])] for row in checks],
+        "validation": [[row["step"], finite(row["validation_perplexity"])] for row in checks],
         "versions": config["versions"],
         "machine": config["machine"],
         **({"later": config["later"]} if "later" in config else {}),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _end_with_parent() -> None:

@@ -64,9 +64,7 @@ def _field(result: Result) -> list[str]:
     if one is None or one.field.status:
         return ["–", "–"]
     share = coverage(one.field)["share"]
-    tokens = f"{one.field.erf(0.99):,}"
-    bounded = f"> {tokens}" if one.field.saturated() else tokens
-    return ["–" if share is None else f"{share:.1%}", bounded]
+    return ["–" if share is None else f"{share:.1%}", one.field.bounded()]
 
 
 def page(folder: Path) -> str:
@@ -101,8 +99,7 @@ def blocks(results: Sequence[Result], failed: Sequence[str] = (), missing: Seque
     said += _fields(results)
     said += [report.heading("How to read this"), report.text(*MEANING), report.heading("How this was made")]
     for result in results:
-        rows = [[key, value] for key, value in flat(result.about)]
-        said.append(report.details(result.name, [report.table(["key", "value"], rows)]))
+        said.append(report.details(result.name, [report.table(["key", "value"], flat(result.about))]))
     return said
 
 

@@ -21,8 +21,9 @@ from fieldlens.errors import BadInput, unknown
 from fieldlens.evaluate import Question, slug
 from fieldlens.measurement import RULES
 from fieldlens.measurement import Question as MeasureQuestion
-from fieldlens.recipe import PRESETS, Recipe
-from fieldlens.schemes import canonical, parse, source_of
+from fieldlens.recipe import Recipe
+from fieldlens.recipe import recipe as named_recipe
+from fieldlens.schemes import canonical, source_of
 from fieldlens.store import digest, hash_of
 from fieldlens.trainer import check_shape
 
@@ -187,13 +188,11 @@ def read_study(given: str) -> Study:
 
 def _study(content: dict[str, Any], name: str, folder: Path) -> Study:
     _check_keys("key", content, KEYS)
-    preset = content.get("preset", "glance")
-    if preset not in PRESETS:
-        raise unknown("preset", preset, PRESETS)
+    preset = named_recipe(content.get("preset", "glance"))
     changes = _changes(content.get("recipe", {}))
     models = [_model(one) for one in _filled(content, "models", [])]
     corpora = [_corpus_name(one) for one in _filled(content, "corpora", ["stdlib"])]
-    seeds = _filled(content, "seeds", [PRESETS[preset].seed])
+    seeds = _filled(content, "seeds", [preset.seed])
     if not all(type(seed) is int and 0 <= seed < 2**63 for seed in seeds):
         raise BadInput(f"seeds are {seeds!r}: whole numbers from 0 are needed")
     evaluations = [_asked(one, "evaluate", EVALUATE) for one in _tables(content, "evaluate")]
@@ -203,7 +202,7 @@ def _study(content: dict[str, Any], name: str, folder: Path) -> Study:
     for model, corpus, seed in itertools.product(models, corpora, seeds):
         if corpus in model.get("corpora", corpora) and seed in model.get("seeds", seeds):
             fields = {key: value for key, value in model.items() if key not in ("corpora", "seeds")}
-            recipe = _recipe(preset, {**changes, **fields, "corpus": corpus, "seed": seed})
+            recipe = dataclasses.replace(preset, **{**changes, **fields, "corpus": corpus, "seed": seed})
             job = _job(recipe, evaluations, measurements)
             jobs[job.training_address] = job
     if not jobs:
@@ -255,12 +254,7 @@ def _model(one: Any) -> dict[str, Any]:
     own = {key: fields[key] for key in ("corpora", "seeds") if key in fields}
     _check_keys("key", own, {"corpora": list, "seeds": list})
     rest = {key: value for key, value in fields.items() if key not in ("scheme", *own)}
-    return {**_changes(rest), **own, "scheme": _canonical(fields)}
-
-
-def _canonical(fields: dict[str, Any]) -> str:
-    parse(fields["scheme"])
-    return canonical(fields["scheme"])
+    return {**_changes(rest), **own, "scheme": canonical(fields["scheme"])}
 
 
 def _changes(fields: dict[str, Any]) -> dict[str, Any]:
@@ -269,10 +263,6 @@ def _changes(fields: dict[str, Any]) -> dict[str, Any]:
     if "tokenizer" in fields and not Path(fields["tokenizer"], "tokenizer.json").is_file():
         raise BadInput(f"tokenizer '{fields['tokenizer']}' is no folder with a tokenizer.json")
     return fields
-
-
-def _recipe(preset: str, fields: dict[str, Any]) -> Recipe:
-    return dataclasses.replace(PRESETS[preset], **fields)
 
 
 def _corpus_name(one: Any) -> str:
@@ -287,7 +277,7 @@ def _asked(one: dict[str, Any], what: str, kinds: Mapping[str, Any]) -> dict[str
         lengths = one.get("lengths")
         if not isinstance(lengths, list) or not lengths or not all(type(length) is int for length in lengths):
             raise BadInput(f"evaluate's lengths are {lengths!r}: a list of whole numbers is needed")
-    return {**one, "models": [_canonical({"scheme": str(spec)}) for spec in one["models"]]} if "models" in one else one
+    return {**one, "models": [canonical(str(spec)) for spec in one["models"]]} if "models" in one else one
 
 
 def _for(asked: dict[str, Any], spec: str) -> dict[str, Any] | None:
@@ -314,7 +304,7 @@ def _tables(content: dict[str, Any], key: str) -> list[dict[str, Any]]:
     """One table, or a list of them."""
     found = content.get(key, [])
     found = [found] if isinstance(found, dict) else found
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    if not all(isinstance(one, dict) for one in found):
         raise BadInput(f"{key} is {found!r}: a table, or several, is needed")
     return found
 

@@ -81,16 +81,11 @@ def _is_done(job: Job, found: dict[str, Any], folder: Path, text: str | None) ->
     if text is not None and found.get("text") != text:
         return False
     if found.get("state") == "diverged":
-        return _of(found, "training") == job.training_address
+        return (found.get("addresses") or {}).get("training") == job.training_address
     files = found.get("files")
     if found.get("addresses") != job.addresses or not isinstance(files, dict):
         return False
     return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in files.items())
-
-
-def _of(found: dict[str, Any], key: str) -> Any:
-    addresses = found.get("addresses")
-    return addresses.get(key) if isinstance(addresses, dict) else None
 
 
 def _failed(job: Job, places: Places) -> bool:

@@ -1,7 +1,5 @@
 """ALiBi and windowed attention as matrices."""
 
-import torch
-
 from fieldlens.draw import bias_by_distance
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.diagrams import small_matrices
@@ -11,17 +9,12 @@ from fieldlens.schemes import scheme
 TOKENS = 5
 
 
-def _biases(spec: str, heads: int) -> torch.Tensor:
-    """What attention adds, by distance; nan where nothing is seen: (H, N)."""
-    return bias_by_distance(scheme(spec, heads, 64), TOKENS, torch.empty(0, dtype=torch.float64))
-
-
 class ALiBi(Artifact):
     name, kind, stand_ins = "alibi", "figure", False
     title = "ALiBi: scores, and the temporal biases of its first and last head"
 
     def draw(self, shelf: Shelf) -> Drawn:
-        bias_HN = _biases("alibi", 12)
+        bias_HN = bias_by_distance(scheme("alibi", 12, 64), TOKENS)
         panels = {"self-attention": (bias_HN[0], True)}
         for head in (1, 12):
             panels[f"temporal biases, h = {8 * head / 12:.3g} (head {head} of 12)"] = (bias_HN[head - 1], False)
@@ -33,6 +26,6 @@ class Window(Artifact):
     title = "Windowed attention: a query sees w = 2 keys, itself included"
 
     def draw(self, shelf: Shelf) -> Drawn:
-        (bias_N,) = _biases("none:window=2", 1)
+        (bias_N,) = bias_by_distance(scheme("none:window=2", 1, 64), TOKENS)
         panels = {"self-attention, w = 2": (bias_N, True), "temporal biases": (bias_N, False)}
         return Drawn(figures={"": small_matrices(panels)})

@@ -38,7 +38,7 @@ class ThreeExperiments(Artifact):
 
     def draw(self, shelf: Shelf) -> Drawn:
         sheets, records = [], []
-        for control in (False, True)[: 1 + (self.control and shelf.factor != 1)]:
+        for control in (False, True) if self.control and shelf.factor != 1 else (False,):
             for title, models in EXPERIMENTS.items():
                 sheet, found = self._sheet(shelf, title, models, control)
                 sheets.append(sheet)
@@ -52,10 +52,8 @@ class ThreeExperiments(Artifact):
         for length in LENGTHS:
             row = [row_heading(shelf, length)]
             for model in models:
-                there, ours = (
-                    printed[self.corpus, model, length],
-                    score(shelf, model, self.corpus, length, control=control),
-                )
+                there = printed[self.corpus, model, length]
+                ours = score(shelf, model, self.corpus, length, control=control)
                 row.append(both(there, ours))
                 records.append(record(shelf, self.corpus, model, length, there, ours, control))
             rows.append(row)

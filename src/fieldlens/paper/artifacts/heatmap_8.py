@@ -1,7 +1,5 @@
 """Sandwich as a heat map: the head whose compression ratio is 8."""
 
-import torch
-
 from fieldlens.draw import bias_by_distance, matrices
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.shelf import Shelf
@@ -13,9 +11,7 @@ HEADS, LENGTH = 12, 8192
 
 def biases(*specs: str) -> list[tuple]:
     """Schemes with their biases by distance."""
-    like = torch.empty(0, dtype=torch.float64)
-    built = [scheme(spec, HEADS, 64) for spec in specs]
-    return [(one, bias_by_distance(one, LENGTH, like)) for one in built]
+    return [(one, bias_by_distance(one, LENGTH)) for one in (scheme(spec, HEADS, 64) for spec in specs)]
 
 
 class HeatMap(Artifact):

@@ -35,40 +35,37 @@ class MainTable(Artifact):
         printed, sheets, records, tested, figures = cells(f"tab:{self.name}"), [], [], [], {}
         for corpus in ALL:
             found = comparison(shelf, corpus)
-            marks = _marks(shelf, found)
+            against = found if found and found.groups[0].name == shelf.spec("sandwich") else None  # else no tests
+            marks = {(cell["group"], cell["length"]): cell["mark"] for cell in against.cells} if against else {}
             rows = []
-            for model in self._models(shelf, corpus):
-                control = model.startswith("control ")
-                name, row = model.removeprefix("control "), []
-                spec = shelf.spec(name, control)
+            shown = [(model, False) for model in MODELS]
+            shown += [("t5", True)] if corpus == "arxiv" and shelf.factor != 1 else []
+            for name, control in shown:
+                spec, row = shelf.spec(name, control), []
                 for length in LENGTHS:
                     there = printed.get((corpus, name, length))
                     ours = score(shelf, name, corpus, length, control=control)
-                    ours = dataclasses.replace(
-                        ours, mark="" if control else marks.get((spec, shelf.length(length)), "")
-                    )
+                    if not control:
+                        ours = dataclasses.replace(ours, mark=marks.get((spec, shelf.length(length)), ""))
                     row.append(both(there, ours))
                     records.append(record(shelf, corpus, name, length, there, ours, control))
                 rows.append([_named(name, spec, control), *row])
             columns = ["model", *(row_heading(shelf, length) for length in LENGTHS)]
-            sheets.append(Sheet(columns, rows, f"{shelf.corpus_label(corpus)} (paper · ours)", _said(shelf, found)))
+            notes = against.notes() if against else []
+            sheets.append(Sheet(columns, rows, f"{shelf.corpus_label(corpus)} (paper · ours)", notes))
+            tested += _tests(shelf.corpus(corpus), against) if against else []
             if found is not None:
-                tested += _tests(shelf.corpus(corpus), found) if _against_sandwich(shelf, found) else []
                 lines = _lines(shelf, found)
                 for ending, figure in {"": perplexity_lines(lines), "-growth": growth_lines(lines)}.items():
                     figures[f"-{shelf.corpus(corpus)}{ending}"] = on_corpus(figure, shelf.corpus_label(corpus))
         return Drawn([*sheets, *_sheet_of_tests(tested)], figures, records)
 
-    def _models(self, shelf: Shelf, corpus: str) -> list[str]:
-        more = ["control t5"] if corpus == "arxiv" and shelf.factor != 1 else []
-        return [*MODELS, *more]
 
-
-def comparison(shelf: Shelf, corpus: str, models: tuple[str, ...] = MODELS) -> Comparison | None:
-    """The first of some models against the others at the table's lengths; nothing where there is no such result."""
+def comparison(shelf: Shelf, corpus: str) -> Comparison | None:
+    """The first of the models against the others at the table's lengths; nothing where there is no such result."""
     lengths = {shelf.length(length) for length in LENGTHS}
     found: list[Evaluation] = []
-    for model in models:
+    for model in MODELS:
         for one in shelf.evaluations(model, corpus).values():
             some = {length: losses for length, losses in one.losses.items() if length in lengths}
             found.append(dataclasses.replace(one, losses=some))
@@ -91,22 +88,6 @@ def _named(name: str, spec: str, control: bool) -> str:
     if control:
         return f"{spec} (the paper's own distances, a control)"
     return name if name == spec else f"{name} | {spec}"
-
-
-def _marks(shelf: Shelf, found: Comparison | None) -> dict[tuple[str, int], str]:
-    """By spec and length."""
-    if found is None or not _against_sandwich(shelf, found):
-        return {}
-    return {(cell["group"], cell["length"]): cell["mark"] for cell in found.cells}
-
-
-def _against_sandwich(shelf: Shelf, found: Comparison) -> bool:
-    """Whether the reference is Sandwich: without its result there are no tests."""
-    return found.groups[0].name == shelf.spec("sandwich")
-
-
-def _said(shelf: Shelf, found: Comparison | None) -> list[str]:
-    return found.notes() if found is not None and _against_sandwich(shelf, found) else []
 
 
 def _tests(corpus: str, found: Comparison) -> list[dict[str, Any]]:

@@ -1,22 +1,17 @@
 """Rotary: its cumulative gradient leaves the training length."""
 
-from fieldlens.paper.artifact import Artifact, Drawn
-from fieldlens.paper.diagrams import on_corpus, position_curves
-from fieldlens.paper.fields import curves, reading
-from fieldlens.paper.shelf import Shelf
-from fieldlens.study.plan import Job
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from fieldlens.draw import Curve
+from fieldlens.paper.artifacts.sec3 import CumulativeGradients
+from fieldlens.paper.diagrams import position_curves
 
 
-class Rotary(Artifact):
-    name, kind = "rotary_512", "figure"
+class Rotary(CumulativeGradients):
+    name, corpus, models = "rotary_512", "arxiv", ("rotary",)
     title = "Cumulative gradient of Rotary on ArXiv"
 
-    def jobs(self, shelf: Shelf) -> list[Job]:
-        return shelf.jobs(["rotary"], ["arxiv"])
-
-    def draw(self, shelf: Shelf) -> Drawn:
-        sheet, records = reading(shelf, ["rotary"], "arxiv")
-        found = curves(shelf, ["rotary"], "arxiv")
-        return Drawn(
-            [sheet], {"": on_corpus(position_curves(found), shelf.corpus_label("arxiv"))} if found else {}, records
-        )
+    def picture(self, found: Sequence[Curve]) -> Figure:
+        return position_curves(found)

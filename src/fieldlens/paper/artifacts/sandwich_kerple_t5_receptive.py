@@ -1,30 +1,25 @@
 """Receptive fields of Sandwich, Smoothed, KERPLE and T5, and how far apart they lie."""
 
-from fieldlens.draw import field_curves
-from fieldlens.paper.artifact import Artifact, Drawn
-from fieldlens.paper.diagrams import on_corpus
-from fieldlens.paper.fields import curves, distance, reading
+import dataclasses
+
+from fieldlens.paper.artifact import Drawn
+from fieldlens.paper.artifacts.sec3 import CumulativeGradients
+from fieldlens.paper.fields import distance
 from fieldlens.paper.shelf import Shelf
 from fieldlens.sheet import Sheet
-from fieldlens.study.plan import Job
 
 ALIKE = ("sandwich", "smoothed", "kerple", "t5")
 OTHERS = ("alibi", "window:80")
 """For contrast: what the paper says they differ from."""
 
 
-class SandwichKerpleT5(Artifact):
-    name, kind = "sandwich_kerple_t5_receptive", "figure"
+class SandwichKerpleT5(CumulativeGradients):
+    name, corpus, models = "sandwich_kerple_t5_receptive", "arxiv", (*ALIKE, *OTHERS)
     title = "Cumulative gradient of Sandwich, Smoothed, KERPLE and T5 on ArXiv"
 
-    def jobs(self, shelf: Shelf) -> list[Job]:
-        return shelf.jobs((*ALIKE, *OTHERS), ["arxiv"])
-
     def draw(self, shelf: Shelf) -> Drawn:
-        sheet, records = reading(shelf, (*ALIKE, *OTHERS), "arxiv")
-        found = curves(shelf, (*ALIKE, *OTHERS), "arxiv")
-        figures = {"": on_corpus(field_curves(found), shelf.corpus_label("arxiv"))} if found else {}
-        return Drawn([sheet, _distances(shelf)], figures, records)
+        drawn = super().draw(shelf)
+        return dataclasses.replace(drawn, sheets=[*drawn.sheets, _distances(shelf)])
 
 
 def _distances(shelf: Shelf) -> Sheet:

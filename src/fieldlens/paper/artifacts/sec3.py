@@ -1,8 +1,11 @@
 """Cumulative gradients by window."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from fieldlens.draw import field_curves
+from matplotlib.figure import Figure
+
+from fieldlens.draw import Curve, field_curves
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import WINDOWS
 from fieldlens.paper.diagrams import on_corpus
@@ -22,12 +25,14 @@ class CumulativeGradients(Artifact):
     def jobs(self, shelf: Shelf) -> list[Job]:
         return shelf.jobs(self.models, [self.corpus])
 
+    def picture(self, found: Sequence[Curve]) -> Figure:
+        return field_curves(found)
+
     def draw(self, shelf: Shelf) -> Drawn:
         sheet, records = reading(shelf, self.models, self.corpus)
         found = curves(shelf, self.models, self.corpus)
-        return Drawn(
-            [sheet], {"": on_corpus(field_curves(found), shelf.corpus_label(self.corpus))} if found else {}, records
-        )
+        figures = {"": on_corpus(self.picture(found), shelf.corpus_label(self.corpus))} if found else {}
+        return Drawn([sheet], figures, records)
 
 
 class ArXivWindows(CumulativeGradients):

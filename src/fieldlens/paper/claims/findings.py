@@ -35,8 +35,7 @@ def slope_floor(evidence: Evidence) -> Outcome:
     )
     specs = ("alibi:shift=6", "alibi:shift=8", "alibi:same=8")
     floored, free = (
-        [bias_by_distance(scheme(spec + more, 12, 64), 512, torch.empty(0, dtype=torch.float64)) for spec in specs]
-        for more in (f",slope_floor={FLOOR}", "")
+        [bias_by_distance(scheme(spec + more, 12, 64), 512) for spec in specs] for more in (f",slope_floor={FLOOR}", "")
     )
     same, other = (all(torch.equal(one, some[0]) for one in some) for some in (floored, free))
     said = [

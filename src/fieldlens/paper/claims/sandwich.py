@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import torch
 
+from fieldlens.loss import LARGEST
 from fieldlens.paper.artifacts.different_d import MODELS as DIMENSIONS
 from fieldlens.paper.artifacts.heatmap_8 import HEADS, biases
 from fieldlens.paper.artifacts.openweb_github_arxiv import LEARNED
@@ -93,7 +94,7 @@ def _ratio(gap: Gap) -> str:
 
 
 def _times(nats: float) -> str:
-    return f"{math.exp(min(nats, 700)):.3f}" if math.isfinite(nats) else "?"
+    return f"{math.exp(min(nats, LARGEST)):.3f}" if math.isfinite(nats) else "?"
 
 
 @claim(

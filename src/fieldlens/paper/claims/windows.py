@@ -7,7 +7,6 @@ from fieldlens.paper.artifacts.arxiv_openwebtext2 import MODELS, SHIFTS, WINDOWS
 from fieldlens.paper.artifacts.extended_training_length import FIXED
 from fieldlens.paper.claims import SEEDS, Outcome, agreed, claim, over, settled
 from fieldlens.paper.evidence import SMALL, Answer, Evidence, plateau, times
-from fieldlens.paper.fields import bounded
 from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import MOST
 from fieldlens.receptive import ReceptiveField
@@ -17,7 +16,7 @@ from fieldlens.schemes import parse
 def _said(evidence: Evidence, model: str, corpus: str) -> str:
     ends = {True: "breaks", False: "stays", None: "uncertain"}[evidence.breaks(model, corpus)]
     field = evidence.field(model, corpus)
-    return f"{evidence.shelf.spec(model)}: ERF {bounded(field)}, {ends} ({times(evidence.worst(model, corpus))})"
+    return f"{evidence.shelf.spec(model)}: ERF {field.bounded()}, {ends} ({times(evidence.worst(model, corpus))})"
 
 
 @claim(
