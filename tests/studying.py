@@ -23,14 +23,15 @@ class Poison(Scheme):
     """Fails at the first sequence."""
     name, label, source = "poison", "Poison", "a test"
     def angles(self, positions):
-        raise RuntimeError("poisoned")
+        if positions.shape[-1] > 8:
+            raise RuntimeError("poisoned")
 
 class Hang(Scheme):
     """Hangs at the first sequence that ever comes."""
     name, label, source = "hang", "Hang", "a test"
     def angles(self, positions):
         mark = Path(os.environ["HANG_MARK"])
-        if not mark.exists():
+        if positions.shape[-1] > 8 and not mark.exists():
             mark.touch()
             time.sleep(3600)
 '''

@@ -75,6 +75,33 @@ def test_within_a_seed_documents_are_resampled() -> None:
     assert compare([evaluation("a", 1), evaluation("b", 1)], by="tokens").within[0]["resampled"] == "tokens"
 
 
+def test_the_same_weights_under_another_configuration_are_another_model() -> None:
+    """As a rotary base stretched in config.json: a run, its own model folder, and that folder edited."""
+    run, own, edited = (evaluation(name, 1, shift) for name, shift in (("run", 0.0), ("own", 0.0), ("edited", 0.3)))
+    for one, configuration in ((run, "c"), (own, "c"), (edited, "e")):
+        one.about["model"] |= {"weights": "w", "configuration": configuration}
+    for one in (own, edited):
+        del one.about["model"]["recipe"]
+    assert [group.name for group in compare([run, own, edited]).groups] == ["run", "edited"]
+
+
+def test_two_formulas_under_one_name_are_two_experiments() -> None:
+    seeds = [evaluation("steep", seed) for seed in (1, 2)]
+    for one, file in zip(seeds, ("before", "after"), strict=True):
+        one.about["model"]["scheme_source"] = file
+    assert [group.name for group in compare(seeds).groups] == [
+        "steep (scheme_source before)",
+        "steep (scheme_source after)",
+    ]
+
+
+def test_a_whole_number_is_the_same_experiment_as_its_decimal() -> None:
+    seeds = [evaluation("steep", seed) for seed in (1, 2)]
+    for one, clip in zip(seeds, (1, 1.0), strict=True):
+        one.about["model"]["recipe"]["clip"] = clip
+    assert [sorted(group.members) for group in compare(seeds).groups] == [[1, 2]]
+
+
 def test_missing_and_diverged_seeds_are_shown_never_averaged() -> None:
     found = compare(
         [*(evaluation("a", s) for s in SEEDS), evaluation("b", 0, 0.1), evaluation("b", 1), diverged("b", 2)]

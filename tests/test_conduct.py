@@ -148,11 +148,20 @@ def test_reports_go_by_the_study_where_a_folder_has_its_name(
 def test_a_plugin_that_is_edited_is_another_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("from fieldlens.schemes import Scheme\nclass Mine(Scheme):\n    name = 'mine'\n")
-    monkeypatch.setattr(schemes, "_REGISTRY", dict(schemes._REGISTRY))
-    schemes._load_file(str(plugin))
-    before = schemes.source_of("mine"), read_study(str(studying.write_study(tmp_path, ["mine"]))).jobs[0].name
+    kept = dict(schemes._REGISTRY)
+
+    def known() -> tuple[dict[str, str], str]:
+        return schemes.source_of("mine"), read_study(str(studying.write_study(tmp_path, ["mine"]))).jobs[0].name
+
+    def imported() -> tuple[dict[str, str], str]:
+        monkeypatch.setattr(schemes, "_REGISTRY", dict(kept))
+        schemes._load_file(str(plugin))
+        return known()
+
+    before = imported()
     plugin.write_text(plugin.read_text() + "    # edited\n")
-    after = schemes.source_of("mine"), read_study(str(studying.write_study(tmp_path, ["mine"]))).jobs[0].name
+    assert known() == before  # what runs is what was imported
+    after = imported()
     assert before[0] != after[0]
     assert before[1] != after[1]
     assert schemes.source_of("alibi") == {}

@@ -18,6 +18,7 @@ SOURCE = ROOT / "src" / "fieldlens"
 ORDER = [
     "errors",
     "schemes",
+    "seams",
     "layout",
     "attend",
     "decoder",

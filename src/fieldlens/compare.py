@@ -168,7 +168,7 @@ def group(evaluations: Sequence[Evaluation]) -> list[Group]:
     _check_comparable([one for one in evaluations if one.losses])
     for one in _once(evaluations):
         identity = _identity(one)
-        key = repr(sorted(identity.items()))
+        key = next((key for key, known in identities.items() if known == identity), str(len(identities)))
         identities[key] = identity
         members = found.setdefault(key, {})
         seed = _seed(one)
@@ -189,9 +189,10 @@ def _once(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     return [one for one in evaluations if "recipe" in one.about["model"] or _weights(one) not in runs]
 
 
-def _weights(one: Evaluation) -> tuple[str, int | None] | None:
-    known = one.about["model"].get("weights")
-    return (known, one.about["window"]) if known else None
+def _weights(one: Evaluation) -> tuple[Any, ...] | None:
+    """What a model computes with; the same weights under another configuration are another model."""
+    model = one.about["model"]
+    return (model["weights"], model.get("configuration"), one.about["window"]) if model.get("weights") else None
 
 
 def _seed(one: Evaluation) -> int:
@@ -205,7 +206,8 @@ def _identity(one: Evaluation) -> dict[str, Any]:
         known = {key: model.get(key) for key in ("name", "weights", "configuration")}
         return {**known, "window": one.about["window"]}
     recipe = {key: value for key, value in model["recipe"].items() if key not in ("seed", "corpus", "tokenizer")}
-    return {**recipe, "data": model.get("data"), "cache window": one.about["window"]}
+    about = {"data": model.get("data"), "scheme_source": model.get("scheme_source")}
+    return {**recipe, **about, "cache window": one.about["window"]}
 
 
 def _check_comparable(alive: Sequence[Evaluation]) -> None:

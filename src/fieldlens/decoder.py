@@ -1,6 +1,7 @@
 """The decoder: the paper's architecture, with the positional scheme as one replaceable part."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -105,7 +106,9 @@ class Decoder(nn.Module):
         self.config = config
         self.checkpointing = False
         """Keep only each block's input in training and compute the rest again in backward."""
-        self.scheme = scheme(config.scheme, config.heads, config.width // config.heads)
+        with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
+            # a scheme may look at its own numbers while it is made
+            self.scheme = scheme(config.scheme, config.heads, config.width // config.heads)
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
@@ -114,10 +117,12 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """N(0, σ²) everywhere, σ/√(2R) where a block writes to the residual stream, biases 0."""
+        """N(0, σ²) everywhere, σ/√(2R) where a block writes to the residual stream, biases 0; not in a scheme."""
         std = self.config.init_std
         residual_std = std / math.sqrt(2 * self.config.layers)
         for name, module in self.named_modules():
+            if name.startswith("scheme."):
+                continue
             if isinstance(module, nn.Linear):
                 module.weight.normal_(std=residual_std if name.endswith("_out") else std)
                 if module.bias is not None:

@@ -92,7 +92,7 @@ def panels_of_heads(biases: Biases, log: bool) -> Figure:
     """One panel per scheme, one line per head: head 1 lightest."""
     figure, axes = new_figure(len(biases), "Bias added to the score of a key, by its distance; one line per head")
     for panel, (scheme, bias_HN) in zip(axes, biases, strict=True):
-        for tint, line_N in zip(shades(scheme.colour, scheme.heads), bias_HN, strict=True):
+        for tint, line_N in zip(shades(tints([scheme.spec])[0][0], scheme.heads), bias_HN, strict=True):
             panel.plot(line_N.numpy(), color=tint, linewidth=0.8)
         start = ", before training" if any(True for _ in scheme.parameters()) else ""
         panel.set_title(scheme.spec + start, fontsize=8)
@@ -105,9 +105,8 @@ def one_head(
 ) -> Figure:
     """One panel, one line per scheme, for one head; log curves on top."""
     figure, (panel,) = new_figure(1)
-    for index, (scheme, bias_HN) in enumerate(biases):
-        alike = [other for other, (its, _) in enumerate(biases) if its.name == scheme.name]
-        tint = shades(scheme.colour, len(alike))[alike.index(index)]
+    colours = tints([scheme.spec for scheme, _ in biases])
+    for index, ((scheme, bias_HN), (tint, _)) in enumerate(zip(biases, colours, strict=True)):
         panel.plot(bias_HN[head - 1].numpy(), color=tint, linewidth=1, label=names[index] if names else scheme.spec)
     logs_N = torch.log1p(torch.arange(biases[0][1].shape[1], dtype=torch.float64))
     for fit, (colour, style) in zip(fits, cycle((("#000000", "-"), ("#009E73", "--"))), strict=False):
@@ -268,7 +267,7 @@ def tints(specs: Sequence[str | None]) -> list[tuple[str, str]]:
     families = [spec.split(":")[0] if spec else None for spec in specs]
     for index, family in enumerate(families):
         cls = registry().get(family or "")
-        if cls is None:
+        if cls is None or not cls.colour:
             colour, marker = FOREIGN[foreign % len(FOREIGN)]
             foreign += 1
         else:

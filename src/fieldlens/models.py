@@ -86,6 +86,7 @@ class Origin:
             "recipe": known["recipe"],
             "data": known["experiment"]["data"],
             "address": known["address"],
+            **{key: known["experiment"][key] for key in ("scheme_source",) if key in known["experiment"]},
         }
 
 
@@ -153,6 +154,7 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
     """The model of an origin, ready to be asked, and causal."""
     if train_length is not None and train_length < 1:
         raise BadInput(f"train length is {train_length}: at least 1 is needed")
+    _check_source(origin)
     found = _weights(origin, dtype).to(device)
     one = subject(found, origin.name)
     one.train_length = train_length or one.train_length
@@ -171,6 +173,16 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
         "configuration": _configuration(found.config, source_of(spec) if spec else {}),
     }
     return Model(one, about)
+
+
+def _check_source(origin: Origin) -> None:
+    """Refuse a run whose scheme is no longer the one that it was trained with."""
+    known = origin.about()
+    if "scheme_source" in known and known["scheme_source"] != source_of(origin.name).get("scheme_source"):
+        raise BadInput(
+            f"{origin.text}: the file of scheme '{origin.name}' has changed since this run was trained: put it back as "
+            "it was, or train again"
+        )
 
 
 def _configuration(config: Any, source: dict[str, str]) -> str:

@@ -92,6 +92,11 @@ class Recipe:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in (field.name for field in dataclasses.fields(self) if field.type is float):
+            object.__setattr__(self, name, float(getattr(self, name)))  # 1 and 1.0 are one experiment
+        self._check()
+
+    def _check(self) -> None:
         for what in ("bpe", "pad_vocabulary", "layers", "width", "heads", "length", "batch", "accumulation", "steps"):
             if getattr(self, what) < 1:
                 raise BadInput(f"{what} is {getattr(self, what)}: at least 1 is needed")

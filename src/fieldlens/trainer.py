@@ -17,7 +17,7 @@ from fieldlens.loss import LARGEST, cross_entropy
 from fieldlens.order import batch_at
 from fieldlens.processes import World
 from fieldlens.recipe import Recipe
-from fieldlens.schemes import scheme
+from fieldlens.seams import check_scheme
 from fieldlens.tokens import TokenizedCorpus
 
 VALIDATION_TOKENS, VALIDATION_BATCHES = 16_384, 8
@@ -112,9 +112,11 @@ class Trainer:
         starts = np.linspace(0, len(self.validation_ids) - 1 - length, pieces).astype(int)
         rows = np.stack([self.validation_ids[start : start + length + 1] for start in starts])
         losses = []
+        self.decoder.eval()
         for some in torch.from_numpy(rows.astype(np.int64)).split(self.recipe.batch):
             with self.precision():
                 losses += [float(Objective(self.decoder)(some.to(self.device)))] * len(some)
+        self.decoder.train()
         mean = float(np.mean(losses))
         if not mean < LARGEST:
             raise Diverged(f"step {self.step}: validation loss {mean}: diverged")
@@ -173,4 +175,4 @@ def shape(recipe: Recipe, vocabulary: int) -> Config:
 def check_shape(recipe: Recipe) -> None:
     """Refuse what no decoder can be made of, before any text is read."""
     config = shape(recipe, recipe.bpe)
-    scheme(config.scheme, config.heads, config.width // config.heads)
+    check_scheme(config.scheme, config.heads, config.width // config.heads)

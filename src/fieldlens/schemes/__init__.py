@@ -13,9 +13,12 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 import sys
 import types
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -50,8 +53,11 @@ class Scheme(nn.Module):
     label: ClassVar[str] = ""
     source: ClassVar[str] = ""
     relative: ClassVar[bool] = True
-    colour: ClassVar[str] = "#666666"
+    colour: ClassVar[str] = ""
+    """As #0072B2; plots choose one for a scheme that has none."""
     marker: ClassVar[str] = "."
+    file_hash: ClassVar[str] = ""
+    """Of its file as it was imported; none where a class was typed into a session."""
 
     window: int | None = None
     spec: str = ""
@@ -64,7 +70,11 @@ class Scheme(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
-            cls.label = cls.label or cls.name
+            if not isinstance(cls.name, str) or not re.fullmatch(r"[\w-]+", cls.name):
+                raise BadInput(f"a scheme is named {cls.name!r}: letters, digits, _ and - are possible")
+            if cls.colour and not re.fullmatch(r"#[0-9a-fA-F]{6}", cls.colour):
+                raise BadInput(f"the colour of scheme '{cls.name}' is {cls.colour!r}: one like #0072B2 is needed")
+            cls.label, cls.file_hash = cls.label or cls.name, _file_hash(cls)
             known = _REGISTRY.setdefault(cls.name, cls)
             if known.__qualname__ != cls.__qualname__ or known.__module__ != cls.__module__:
                 raise BadInput(f"scheme '{cls.name}' is declared twice: in {known.__module__} and in {cls.__module__}")
@@ -96,6 +106,12 @@ def _project(scheme: Scheme, _: Any) -> None:
     scheme.project()
 
 
+def _file_hash(cls: type) -> str:
+    with suppress(OSError, TypeError):
+        return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
+    return ""
+
+
 def exact(values: Tensor) -> Tensor:
     """The widest floating type that the tensor's device has: float64, or float32 on Apple GPUs."""
     return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
@@ -113,22 +129,22 @@ def _discover(plugins: str) -> None:
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     for point in entry_points(group="fieldlens.schemes"):
-        point.load()
+        with told(f"the installed plugin {point.value} cannot be imported"):
+            point.load()
     for plugin in filter(None, plugins.split(os.pathsep)):
-        _load_plugin(plugin)
+        with told(f"{PLUGINS} names {plugin}, which cannot be imported"):
+            _load_file(plugin) if plugin.endswith(".py") else importlib.import_module(plugin)
 
 
-def _load_plugin(plugin: str) -> None:
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Whatever goes wrong in a file that we did not write, in one line."""
     try:
-        if plugin.endswith(".py"):
-            _load_file(plugin)
-        else:
-            importlib.import_module(plugin)
+        yield
     except BadInput:
         raise
-    except Exception as error:  # whatever stands in a file that we did not write
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise BadInput(f"{PLUGINS} names {plugin}, which cannot be imported: {what}") from error
+    except Exception as error:
+        raise BadInput(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _load_file(plugin: str) -> None:
@@ -145,27 +161,34 @@ def _load_file(plugin: str) -> None:
     sys.modules[name] = module  # pickle and the compiler look a class up where it says it is
     try:
         spec.loader.exec_module(module)
+        if not any(isinstance(one, type) and one in _REGISTRY.values() for one in vars(module).values()):
+            raise BadInput(f"{PLUGINS} names {plugin}, which declares no scheme: give a subclass of Scheme a name")
     except BaseException:
         del sys.modules[name]
         raise
 
 
+def is_ours(cls: type[Scheme]) -> bool:
+    """Whether a scheme is one of this folder's."""
+    return cls.__module__.startswith(f"{__name__}.")
+
+
 def source_of(spec: str) -> dict[str, str]:
-    """Names the file of a scheme that is not one of this folder's: once edited, it is another scheme."""
+    """Names the file of a scheme that is not ours: once edited, it is another scheme."""
     cls = parse(spec)[0]
-    if cls.__module__.startswith(f"{__name__}."):
-        return {}
-    try:
-        return {"scheme_source": hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]}
-    except (OSError, TypeError):  # typed into a session
-        return {}
+    return {"scheme_source": cls.file_hash} if cls.file_hash and not is_ours(cls) else {}
 
 
 def options(cls: type[Scheme]) -> dict[str, inspect.Parameter]:
     """The keys a spec of this scheme may have, with their types and defaults."""
-    hints, keys = typing.get_type_hints(cls.__init__), {}
-    for key, parameter in inspect.signature(cls.__init__).parameters.items():
+    with told(f"the types of scheme '{cls.name}' cannot be read"):
+        hints, keys = typing.get_type_hints(cls.__init__), {}
+    for place, (key, parameter) in enumerate(inspect.signature(cls.__init__).parameters.items()):
+        if place > 2 and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            raise BadInput(f"option '{key}' of scheme '{cls.name}' stands before the *: options come after it")
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            if key == "window":
+                raise BadInput(f"scheme '{cls.name}' declares an option 'window', which every scheme has")
             if key not in hints or parameter.default is inspect.Parameter.empty:
                 raise BadInput(f"option '{key}' of scheme '{cls.name}' is declared without a type or a default")
             keys[key] = parameter.replace(annotation=hints[key])
@@ -209,12 +232,13 @@ def _value(what: str, text: str, annotation: Any) -> Any:
     """Read one option's text as the type its constructor declares."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
-        choices = {str(choice): choice for choice in args}
-        if text not in choices:
+        choices = {spell(choice): choice for choice in args}
+        known = choices | {str(choice): choice for choice in args}
+        if text not in known:
             raise unknown(f"value of {what}:", text, choices)
-        return choices[text]
+        return known[text]
     if origin in (Union, types.UnionType):
-        annotation = next(argument for argument in args if argument is not types.NoneType)
+        return _of_several(what, text, args)
     if annotation is str:
         return text
     if annotation is bool:
@@ -233,9 +257,20 @@ def _value(what: str, text: str, annotation: Any) -> Any:
     return value
 
 
+def _of_several(what: str, text: str, kinds: tuple[Any, ...]) -> Any:
+    """The first of several types that it can be; none is spelt so."""
+    *first, last = (kind for kind in kinds if kind is not types.NoneType)
+    if text == "none" and types.NoneType in kinds:
+        return None
+    for kind in first:
+        with suppress(BadInput):
+            return _value(what, text, kind)
+    return _value(what, text, last)
+
+
 def spell(value: Any) -> str:
     """An option's value as a spec writes it."""
-    if isinstance(value, bool):
+    if isinstance(value, bool) or value is None:
         return str(value).lower()
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
@@ -258,6 +293,7 @@ def scheme(spec: str, heads: int, head_width: int) -> Scheme:
             raise BadInput(f"{what} is {value}: from 1 to {MOST} is possible")
     cls, given = parse(spec)
     window = given.pop("window", None)
-    built = cls(heads, head_width, **given)
+    with told(f"scheme '{spec}' cannot be built for {heads} heads of width {head_width}"):
+        built = cls(heads, head_width, **given)
     built.spec, built.window = canonical(spec), window
     return built

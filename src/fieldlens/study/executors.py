@@ -33,7 +33,13 @@ class Order:
     def write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         places = {key: str(Path(value).resolve()) for key, value in asdict(self.places).items()}
-        content = {"job": self.job.to_json(), "places": places, "corpus": self.corpus, "machine": asdict(self.machine)}
+        content = {
+            "name": self.job.name,
+            "job": self.job.to_json(),
+            "places": places,
+            "corpus": self.corpus,
+            "machine": asdict(self.machine),
+        }
         replace_file(self.file, json.dumps(content).encode())
 
 

@@ -20,7 +20,7 @@ import torch
 
 from fieldlens.checkpoint import replace_file
 from fieldlens.corpus import open_corpus
-from fieldlens.errors import FieldlensError
+from fieldlens.errors import BadInput, FieldlensError
 from fieldlens.evaluate import Question, evaluate_all, read_text
 from fieldlens.evaluation import Evaluation
 from fieldlens.machine import Machine
@@ -267,7 +267,12 @@ def main() -> None:
     _end_with_parent()
     try:
         places = Places(**{key: Path(value) for key, value in given["places"].items()})
-        perform(job_from(given["job"]), places, given["corpus"], Machine(**given["machine"]))
+        job = job_from(given["job"])
+        if job.name != given["name"]:
+            raise BadInput(
+                f"the file of scheme '{job.recipe.scheme}' has changed since the study was started: start again"
+            )
+        perform(job, places, given["corpus"], Machine(**given["machine"]))
     except Occupied:
         return  # somebody else does it
     except FieldlensError as error:

@@ -1,0 +1,41 @@
+"""Seams: what a scheme of somebody else's gives a decoder, asked before anything is trained with it."""
+
+import torch
+from torch import Tensor
+
+from fieldlens.errors import BadInput
+from fieldlens.schemes import Scheme, is_ours, scheme, told
+
+FEW = 4
+"""Positions and distances that are asked for."""
+
+
+def check_scheme(spec: str, heads: int, head_width: int) -> None:
+    """Refuse a scheme that no decoder can use: wrong shapes, no numbers, or numbers that its weights do not hold."""
+    one = scheme(spec, heads, head_width).eval()
+    if is_ours(type(one)):
+        return  # the tests have asked
+    again = scheme(spec, heads, head_width).eval()
+    again.load_state_dict(one.state_dict())
+    shapes = {"embedding": (FEW, heads * head_width), "angles": (FEW, head_width // 2), "bias": (heads, FEW)}
+    for seam, wanted in shapes.items():
+        table, loaded = (_ask(built, seam) for built in (one, again))
+        what = f"{seam}() of scheme '{one.name}'"
+        if table is None or loaded is None:
+            continue
+        if table.shape not in (wanted, (1, FEW) if seam == "bias" else wanted):
+            raise BadInput(f"{what} gives the shape {tuple(table.shape)} for {FEW} tokens: {wanted} is needed")
+        if table.isnan().any() or (seam == "bias" and not table[:, 0].isfinite().all()):
+            raise BadInput(f"{what} gives no numbers: {table.flatten()[:FEW].tolist()}")
+        if not torch.equal(table, loaded):
+            raise BadInput(
+                f"{what} uses numbers that are neither parameters nor buffers: a model folder would lose them"
+            )
+
+
+def _ask(one: Scheme, seam: str) -> Tensor | None:
+    with told(f"{seam}() of scheme '{one.name}' does not work"), torch.no_grad():
+        found = getattr(one, seam)(torch.arange(FEW))
+    if found is not None and not isinstance(found, Tensor):
+        raise BadInput(f"{seam}() of scheme '{one.name}' gives {type(found).__name__}: a tensor is needed, or None")
+    return found
