@@ -115,6 +115,7 @@ BUGS = [
     ("seed forgotten", "sampling.py", "manual_seed(sampling.seed)", "manual_seed(0)"),
     ("half characters shown", "stream.py", "certain = len(text) - self._open(text)", "certain = len(text)"),
     ("no band beside the sliding cache", "foreign.py", "        with band(window):", "        with band(None):"),
+    ("an adapter passed by", "models.py", "not (whole and find_spec(\"peft\"))", "not whole"),
     ("rows with other distances", "layout.py", "k_positions - apart_B1", "k_positions - k_positions[:, :1]"),
 ]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,8 +153,27 @@ def test_nothing_in_a_folder_is_executed(llama: Path) -> None:
 def test_pickled_weights_are_not_opened(llama: Path) -> None:
     (llama / "model.safetensors").unlink()
     torch.save({"x": torch.zeros(1)}, llama / "pytorch_model.bin")
-    with pytest.raises(BadInput, match="cannot be loaded"):
-        load(find(str(llama)), CPU, SINGLE)
+    with pytest.raises(BadInput, match=r"has only pickled weights, which are not opened: save it again with save_pre"):
+        find(str(llama))
+
+
+def test_pickled_weights_beside_others_are_left_alone(llama: Path) -> None:
+    (llama / "pytorch_model.bin").write_bytes(b"no pickle")
+    assert load(find(str(llama)), CPU, SINGLE).about["name"] == "llama"
+
+
+def test_an_adapter_is_not_passed_by(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (llama / "adapter_config.json").write_text("{}")
+    assert find(str(llama)).name == "llama"  # transformers applies it by peft, which is here
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "peft", None)
+        with pytest.raises(
+            BadInput, match=r"is a LoRA adapter: install peft, or merge it into its base \(merge_and_un"
+        ):
+            find(str(llama))
+    (llama / "config.json").unlink()
+    with pytest.raises(BadInput, match=r"is a LoRA adapter: merge it into its base \(merge_and_unload\) and save that"):
+        find(str(llama))
 
 
 def test_hostile_configurations_are_one_line(llama: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -100,8 +101,7 @@ def find(text: str) -> Origin:
             raise BadInput(f"{text} is a run without a model: it is {state}; fieldlens train --resume finishes it")
         return Origin(text, str(run.read(run.config)["recipe"]["scheme"]), run.model, run)
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise BadInput(f"{text} is no model: there is neither a config.json nor a run in it")
+        _check_folder(path, text)
         return Origin(text, name_of(path), path)
     if path.is_file() and path.suffix.lower() == ".gguf":
         return Origin(text, name_of(path.with_suffix("")), path)
@@ -129,6 +129,19 @@ def tell_apart(origins: Sequence[Origin]) -> list[str]:
         deep = next((n for n in range(1, len(mine)) if sum(parts[:n] == mine[:n] for parts in alike) == 1), len(mine))
         found.append(one.name if len(alike) == 1 else f"{one.name} ({Path(*mine[:deep][::-1])})")
     return found
+
+
+def _check_folder(path: Path, text: str) -> None:
+    """Refuse what transformers would pass by in silence, or in riddles: an adapter without peft, pickled weights."""
+    whole = (path / "config.json").is_file()
+    if (path / "adapter_config.json").is_file() and not (whole and find_spec("peft")):
+        mend = "install peft, or merge it into its base" if whole else "merge it into its base"
+        raise BadInput(f"{text} is a LoRA adapter: {mend} (merge_and_unload) and save that")
+    if not whole:
+        raise BadInput(f"{text} is no model: there is neither a config.json nor a run in it")
+    if any(path.glob("pytorch_model*.bin")) and not any(path.glob("model*.safetensors")):
+        mend = "save it again with save_pretrained (safetensors)"
+        raise BadInput(f"{text} has only pickled weights, which are not opened: {mend}")
 
 
 def _check_run(run: Run, text: str) -> None:
