@@ -116,6 +116,7 @@ BUGS = [
     ("half characters shown", "stream.py", "certain = len(text) - self._open(text)", "certain = len(text)"),
     ("no band beside the sliding cache", "foreign.py", "        with band(window):", "        with band(None):"),
     ("an adapter passed by", "models.py", "not (whole and find_spec(\"peft\"))", "not whole"),
+    ("tokens over a gap cut", "tokenizer.py", "if self.cuttable else [text]", "if self.exact else [text]"),
     ("rows with other distances", "layout.py", "k_positions - apart_B1", "k_positions - k_positions[:, :1]"),
 ]  # fmt: skip
 

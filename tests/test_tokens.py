@@ -152,6 +152,35 @@ def test_cuts_at_gaps_change_no_token(trained: Path, words: list[str]) -> None:
     assert [one for piece in pieces for one in piece] == tokenizer.encode(text).ids
 
 
+@pytest.mark.parametrize("where", ["vocabulary", "added"])
+def test_a_text_whose_tokens_reach_over_gaps_is_not_cut(where: str, small: Corpus, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = {token: number for number, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("t", "Ġ"), ("tĠ", "o")]
+    crossing = [*letters, "tĠ", "tĠo"] if where == "vocabulary" else [*letters]
+    vocabulary = {token: number for number, token in enumerate(crossing)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges if where == "vocabulary" else []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=where == "added")
+    tokenizer.add_special_tokens([END])
+    tokenizer.add_tokens(["t o"] if where == "added" else [])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    coder, text = tokenizer_module.Coder(tmp_path), "cat on mat " * 1000
+    ids, sizes = coder.whole(text)
+    assert ids.tolist() == tokenizer.encode(text).ids
+    assert (coder.exact, coder.cuttable) == (True, False)
+    assert sizes.sum() == len(text)
+    (tmp_path / "small" / "test.jsonl").write_text(jsonl([text]))
+    written = tokenize(open_corpus(str(tmp_path / "small")), 0, tmp_path).split("test")
+    assert written.ids[:-1].tolist() == ids.tolist()
+
+
+def test_a_text_is_cut_where_no_token_reaches_over_gaps(trained: Path) -> None:
+    coder = tokenizer_module.Coder(trained)
+    assert coder.cuttable
+    assert max(map(len, coder.pieces("cat on mat " * 1000))) <= 4096
+
+
 def test_batches_keep_documents_apart(small: Corpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     whole = tokenize(small, 300).fingerprint
     monkeypatch.setenv("FIELDLENS_CACHE", str(tmp_path / "other"))

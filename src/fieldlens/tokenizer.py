@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from fieldlens.corpus import Corpus
 from fieldlens.errors import BadInput
@@ -23,6 +23,7 @@ FORMAT = 1
 
 _BYTES = 256
 _PIECE = 1 << 12
+_SPACE = "Ġ"  # as byte-level vocabularies write it
 _LARGEST = 1 << 24
 
 
@@ -45,7 +46,7 @@ def train_tokenizer(corpus: Corpus, vocabulary: int, max_bytes: int | None = Non
 
 
 def _train_into(place: Path, corpus: Corpus, vocabulary: int, max_bytes: int | None) -> dict[str, Any]:
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
@@ -211,12 +212,30 @@ class Coder:
 
     @property
     def exact(self) -> bool:
-        """Whether every token stands for certain bytes, so that a text may be cut and its bytes accounted for."""
+        """Whether every token stands for certain bytes, so that a text's bytes can be accounted for."""
         return self._bytes is not None
+
+    @cached_property
+    def cuttable(self) -> bool:
+        """Whether no token reaches over a gap: every text of the vocabulary has the same ids whole and cut there."""
+        if not self.exact:
+            return False
+        vocabulary, level = self.tokenizer.get_vocab(with_added_tokens=False), decoders.ByteLevel()
+        texts = [level.decode([token]) for token in vocabulary if _SPACE in token[1:]]
+        texts += [added.content for added in self.tokenizer.get_added_tokens_decoder().values()]
+        gaps = ((text, at) for text in texts if (at := _last_gap(text, " ", 0, len(text))))
+        return all(self._ids(text) == self._ids(text[:at], text[at:]) for text, at in gaps)
+
+    def _ids(self, *pieces: str) -> list[int]:
+        return [one for ids, _ in self.encode(list(pieces)) for one in ids.tolist()]
+
+    def pieces(self, text: str) -> list[str]:
+        """A text as it is encoded: in pieces if that changes no token."""
+        return list(pieces_of(text)) if self.cuttable else [text]
 
     def whole(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a text, and how many bytes of it each stands for."""
-        found = self.encode(list(pieces_of(text)) if self.exact else [text])
+        found = self.encode(self.pieces(text))
         return np.concatenate([ids for ids, _ in found]), np.concatenate([sizes for _, sizes in found])
 
     def encode(self, pieces: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:

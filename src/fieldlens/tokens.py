@@ -15,7 +15,7 @@ import numpy as np
 from fieldlens.corpus import SPLITS, Corpus
 from fieldlens.errors import BadInput, unknown
 from fieldlens.store import MANIFEST, build, cache_folder, digest, intact
-from fieldlens.tokenizer import FORMAT, Coder, pieces_of, train_tokenizer
+from fieldlens.tokenizer import FORMAT, Coder, train_tokenizer
 
 _BATCH = 1 << 20
 _WIDEST = (1 << 16) - 1
@@ -96,6 +96,7 @@ def tokenize(
         "tokenizer": {"sha256": coder.sha256, "vocabulary": coder.vocabulary, "end": coder.end},
         "max_bytes": max_bytes,
         **({"only": only} if only else {}),
+        **({"cut": False} if coder.exact and not coder.cuttable else {}),
     }
     folder = cache_folder() / "tokens" / digest(recipe)[:32]
     manifest = intact(folder)
@@ -132,7 +133,7 @@ def _write_split(
     widths = array("H")
     with (place / f"{name}.npy").open("wb") as file:
         _header(file, coder.dtype, 0)
-        for batch in _batches(documents, coder.exact):
+        for batch in _batches(documents, coder):
             encoded = coder.encode([piece for piece, _ in batch])
             for (ids, their), (_, last) in zip(encoded, batch, strict=True):
                 file.write(ids.tobytes() + (end if last else b""))
@@ -164,13 +165,13 @@ def _header(file: BinaryIO, dtype: np.dtype, count: int) -> None:
     assert file.tell() == 128
 
 
-def _batches(documents: Iterator[str], cut: bool) -> Iterator[list[tuple[str, bool]]]:
+def _batches(documents: Iterator[str], coder: Coder) -> Iterator[list[tuple[str, bool]]]:
     """Pieces, or whole documents, and whether each is the last of its document, about a megabyte at a time."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for text in documents:
         left = len(text)
-        for piece in pieces_of(text) if cut else [text]:
+        for piece in coder.pieces(text):
             left -= len(piece)
             size += len(piece)
             batch.append((piece, not left))
