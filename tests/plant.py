@@ -117,6 +117,8 @@ BUGS = [
     ("no band beside the sliding cache", "foreign.py", "        with band(window):", "        with band(None):"),
     ("an adapter passed by", "models.py", "not (whole and find_spec(\"peft\"))", "not whole"),
     ("tokens over a gap cut", "tokenizer.py", "if self.cuttable else [text]", "if self.exact else [text]"),
+    ("a pipe read twice", "evaluate.py", "None if path.is_file() else path.read_bytes()", "None"),
+    ("an array taken for a text", "evaluate.py", "    refuse_json(path.name)", "    pass"),
     ("rows with other distances", "layout.py", "k_positions - apart_B1", "k_positions - k_positions[:, :1]"),
 ]  # fmt: skip
 

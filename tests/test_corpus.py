@@ -175,7 +175,9 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
 def test_json_that_may_be_lines_or_a_text_is_refused(name: str, tmp_path: Path) -> None:
     lay(tmp_path, **{name: jsonl(TEXTS), "validation__txt": "a", "test__txt": "b"})
     for path in (tmp_path, tmp_path / name.replace("__", ".")):
-        with pytest.raises(BadInput, match=r"may be lines of JSON or a plain text: name it \.jsonl or \.txt"):
+        with pytest.raises(
+            BadInput, match=r"may be lines of JSON or a plain text: name it \.jsonl, one object per line, or"
+        ):
             open_corpus(str(path))
 
 
@@ -268,7 +270,7 @@ GZ, ZST = gzip.compress(jsonl(TEXTS)), zst(jsonl(TEXTS))
         ("train.jsonl.zst", ZST + b"garbage", "train.jsonl.zst: damaged, or not all of it is compressed"),
         ("train.jsonl.zst", ZST + ZST[:-1], "train.jsonl.zst: cut short"),
         ("train.jsonl.zst", ZST[:-1] + bytes([ZST[-1] ^ 1]), "train.jsonl.zst: damaged"),
-        ("a.txt", b"alone", "has 1 document, and splitting needs at least 3: give a folder with train, validation"),
+        ("a.txt", b"alone", "needs at least 3: give a folder .* to evaluate, one with a test.txt will do, or --text"),
         ("a.jsonl", jsonl(["a", "b"]), "has 2 documents, and splitting needs at least 3"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",

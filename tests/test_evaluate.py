@@ -1,7 +1,10 @@
 """fieldlens evaluate and compare, as a user calls them, on runs trained here."""
 
+import hashlib
+import io
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -228,9 +231,47 @@ def test_a_transformers_folder_with_a_tokenizer(home: Path, tmp_path: Path, caps
     assert found["window"] == 4
 
 
+def test_a_file_of_one_s_own_is_read_whole(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.jsonl"
+    texts = [path.read_text() for path in sorted((home / "corpus").iterdir())[:20]]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    ask(home / SPECS[0], "--text", file, "--json")
+    (found,) = json.loads(capsys.readouterr().out)
+    text = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert found["data"] == {"corpus": "mine.jsonl", "split": None, "text": text}
+    assert max(target.document for target in read_evaluation(Path(found["file"])).targets) > 10
+    ask(home / SPECS[0], "--text", file)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "mine.jsonl, last-token, 30 targets in " in told
+    ask(home / SPECS[0], "--corpus", file)  # split by document, so that one is left for test
+    assert "test split, last-token, 30 targets in 1 document;" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_pipe_is_a_text_for_every_tokenizer(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = (home / "corpus" / "000.txt").read_bytes()
+    shutil.copytree(home / SPECS[0] / "model", tmp_path / "other")  # another folder is another tokenizer
+    source, sink = os.pipe()
+    os.write(sink, data)
+    os.close(sink)
+    ask(home / SPECS[0], tmp_path / "other", "--text", f"/dev/fd/{source}", "--json")
+    os.close(source)
+    piped = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    ask(home / SPECS[0], "--text", "-", "--json")
+    (typed,) = json.loads(capsys.readouterr().out)
+    assert {one["data"]["text"] for one in (*piped, typed)} == {hashlib.sha256(data).hexdigest()}
+    assert typed["data"]["corpus"] == "stdin"
+    assert typed["results"] == piped[0]["results"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--text", "a.txt", "--corpus", "stdlib"], "give either --text or --corpus"),
+        (["--text", "nothing.txt"], "nothing.txt is no file: --text takes a text or JSONL file"),
+        (["--text", "array.json"], "array.json may be lines of JSON or a plain text: name it .jsonl, one object per"),
         (["--lengths", "8,x"], "--lengths is '8,x': whole numbers separated by commas"),
         (["--lengths", "100000"], "length 100000 is too long for this text: its longest document has"),
         (["--split", "tset"], "unknown split 'tset': did you mean 'test'"),
@@ -245,6 +286,7 @@ def test_a_transformers_folder_with_a_tokenizer(home: Path, tmp_path: Path, caps
 def test_mistakes_are_one_line(
     words: list[str], message: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "array.json").write_text('["one", "two"]')
     asked = ["evaluate", str(home / SPECS[0]), "--lengths", "8,64", "--segments", "30"]
     if "--lengths" in words:
         del asked[2:4]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fieldlens.documents import File, Part, Source, files_of, roles_of
+from fieldlens.documents import File, Part, Source, files_of, refuse_json, roles_of
 from fieldlens.errors import BadInput, unknown
 from fieldlens.tables import hub, parquet, saved
 
@@ -30,7 +30,6 @@ BUILT_IN = {"stdlib": "sources of the running Python's standard library, without
 _RULE = 1  # which document goes to which split; a change of the rule changes every fingerprint
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _ARCHIVE = re.compile(r"\.(tar(\.\w+)?|tgz|zip|7z|rar)$", re.IGNORECASE)
-_JSON = re.compile(r"\.json(\.gz|\.zst)?$", re.IGNORECASE)
 _DATA = (".txt", ".jsonl", ".json", ".gz", ".zst", ".parquet")
 _TESTS = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
 
@@ -111,7 +110,8 @@ class Corpus:
             copies_too = " (copies count once)" if len(texts) < len(ranks) else ""
             raise BadInput(
                 f"corpus '{self.name}' has {documents}{copies_too}, and splitting needs at least 3: "
-                "give a folder with train, validation and test files, such as train.txt"
+                "give a folder with train, validation and test files, such as train.txt; "
+                "to evaluate, one with a test.txt will do, or --text FILE"
             )
         held, homes, last = max(1, len(ranks) // 20), np.zeros(len(texts), np.uint8), len(texts)
         for home in (2, 1):
@@ -156,8 +156,8 @@ def open_corpus(text: str) -> Corpus:
     _check_files(text, files)
     roles = roles_of([file for file, _ in files]) if path.is_dir() else None
     named = roles or ([] if path.is_dir() else [path.name])
-    if unclear := next((file for file in named if _JSON.search(file)), None):
-        raise BadInput(f"{unclear} may be lines of JSON or a plain text: name it .jsonl or .txt")
+    for file in named:
+        refuse_json(file)
     if any(file.suffix.lower() == ".parquet" for _, file in files):
         return Corpus(name, *parquet(text, files, roles))
     if roles:

@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from fieldlens.errors import BadInput
 
 ROLE = re.compile(r"(train|validation|valid|val|test)(-\d+-of-\d+)?(\..+)?")
 DATA = re.compile(r"\w+(-\d+-of-\d+)?\.(txt|jsonl)(\.(gz|zst))?")
+JSON = re.compile(r"\.json(\.gz|\.zst)?$", re.IGNORECASE)
 ASIDE = re.compile(r"(readme|licen[cs]e)\b.*", re.IGNORECASE)
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 16
@@ -81,6 +83,12 @@ def roles_of(names: Iterable[str]) -> dict[str, str] | None:
     return None if odd else roles or None
 
 
+def refuse_json(name: str) -> None:
+    """An array of texts would be read as one text, brackets and escapes included."""
+    if JSON.search(name):
+        raise BadInput(f"{name} may be lines of JSON or a plain text: name it .jsonl, one object per line, or .txt")
+
+
 @dataclass(frozen=True)
 class File:
     """A text or JSONL file, perhaps compressed."""
@@ -88,6 +96,8 @@ class File:
     name: str
     path: Path
     split: str | None
+    piped: bytes | None = None
+    """What a pipe brought, which can be read only once."""
 
     @property
     def form(self) -> str:
@@ -97,7 +107,7 @@ class File:
         return kind + compressed if packed else kind
 
     def sources(self) -> list[Source]:
-        with self.path.open("rb") as file:
+        with self._open() as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return [Source(self.name, file.tell(), digest)]
 
@@ -148,8 +158,11 @@ class File:
             )
         return self._raw()
 
+    def _open(self) -> BufferedReader | BytesIO:
+        return self.path.open("rb") if self.piped is None else BytesIO(self.piped)
+
     def _raw(self) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
+        with self._open() as file:
             while data := file.read(_CHUNK):
                 yield data
 

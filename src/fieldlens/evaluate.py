@@ -1,6 +1,7 @@
 """From models and a corpus by name to result files."""
 
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import torch
 
 from fieldlens.batches import Watch
 from fieldlens.corpus import SPLITS, open_corpus
-from fieldlens.documents import File
+from fieldlens.documents import File, refuse_json
 from fieldlens.errors import BadInput, unknown
 from fieldlens.evaluation import KIND, Evaluation, Plan, read_evaluation
 from fieldlens.models import Origin, find, load, tell_apart
@@ -41,8 +42,11 @@ class Question:
     split: str = "test"
     align: str = "tokens"
     batch: int | None = None
+    text: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.corpus is not None and self.text is not None:
+            raise BadInput("give either --text or --corpus")
         if self.segments < 1:
             raise BadInput(f"segments is {self.segments}: at least 1 is needed")
         if self.split not in SPLITS:
@@ -82,17 +86,35 @@ def read_text(corpus: str, split: str, tokenizer: Path, progress: bool = True, k
     return Text(documents, sizes, about, begins_with(tokenizer))
 
 
-def read_file(path: Path, tokenizer: Path) -> Text:
-    """The documents of one file, tokenized; a plain text file is one document."""
-    if not path.is_file():
+def read_texts(origins: Sequence[Origin], file: Path | None, corpus: str | None, split: str) -> dict[Path, Text]:
+    """What --text or --corpus names, or else the runs' own corpus, in the tokens of each tokenizer."""
+    tokenizers = dict.fromkeys(origin.tokenizer for origin in origins if not origin.diverged)
+    if file is not None:
+        given = _given(file)
+        return {tokenizer: _read_file(given, tokenizer) for tokenizer in tokenizers}
+    name, known = (corpus, None) if corpus else own_corpus(origins)
+    return {tokenizer: read_text(name, split, tokenizer, known=known) for tokenizer in tokenizers}
+
+
+def _given(path: Path) -> File:
+    """The file that --text names; what comes through a pipe is read at once, for it comes only once."""
+    if str(path) == "-":
+        return File("stdin", Path("stdin"), None, sys.stdin.buffer.read())
+    if not path.exists() or path.is_dir():
         raise BadInput(f"{path} is no file: --text takes a text or JSONL file")
-    file, coder = File(path.name, path, None), Coder(tokenizer)
+    refuse_json(path.name)
+    return File(path.name, path, None, None if path.is_file() else path.read_bytes())
+
+
+def _read_file(file: File, tokenizer: Path) -> Text:
+    """The documents of one file, tokenized; a plain text file is one document."""
+    coder = Coder(tokenizer)
     encoded = [coder.whole(document) for document in file.documents() if document]
     if not encoded:
-        raise BadInput(f"{path} is empty: there is no text in it")
+        raise BadInput(f"{file.path} is empty: there is no text in it")
     documents, sizes = map(list, zip(*encoded, strict=True))
     (source,) = file.sources()
-    about = {"data": {"corpus": path.name, "split": None, "text": source.sha256}, "tokenizer": coder.sha256}
+    about = {"data": {"corpus": file.name, "split": None, "text": source.sha256}, "tokenizer": coder.sha256}
     return Text(documents, sizes, about, begins_with(tokenizer))
 
 
@@ -108,16 +130,12 @@ def evaluate_all(
     origins = [find(text) for text in models]
     told = tell_apart(origins)  # runs of one scheme keep its name, by which they are compared
     origins = [one if one.run else replace(one, name=name) for one, name in zip(origins, told, strict=True)]
-    corpus, known = (question.corpus, None) if question.corpus else own_corpus(origins)
     question.plan(question.lengths, None)
     if question.batch is not None and question.batch < 1:
         raise BadInput(f"batch is {question.batch}: at least 1 is needed")
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file: a folder is needed")
-    texts: dict[Path, Text] = {}
-    for origin in origins:
-        if not origin.diverged and origin.tokenizer not in texts:
-            texts[origin.tokenizer] = read_text(corpus, question.split, origin.tokenizer, known=known)
+    texts = read_texts(origins, question.text, question.corpus, question.split)
     drawn = _draw(texts, question)
     found = []
     for origin in origins:
@@ -263,12 +281,12 @@ def _scores(alive: Sequence[Evaluation]) -> Sheet:
         rows.append([_called(one, alive), *(figure(one.score(n), 4) if n in at else "" for n in lengths)])
         rows.append(["  95%", *(_between(at[n]) if n in at else "" for n in lengths)])
     first = alive[0].about
-    text, count = first["data"], len(alive[0].targets)
-    resampled = alive[0].units()[1]
-    title = (
-        f"{alive[0].quantity} by context length: {text['corpus']}, {text['split']} split, {first['protocol']['name']}"
-    )
-    return Sheet(["model", *map(str, lengths)], rows, f"{title}, {count} targets; intervals over {resampled}")
+    text, count, documents = first["data"], len(alive[0].targets), len(set(alive[0].documents.tolist()))
+    title = [f"{alive[0].quantity} by context length: {text['corpus']}"]
+    title += [f"{text['split']} split"] if text["split"] else []
+    drawn = f"{count} targets in {documents} document{'s' if documents > 1 else ''}"
+    title += [first["protocol"]["name"], f"{drawn}; intervals over {alive[0].units()[1]}"]
+    return Sheet(["model", *map(str, lengths)], rows, ", ".join(title))
 
 
 def _between(row: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import torch
 from fieldlens.advice import check, probe
 from fieldlens.batches import Watch
 from fieldlens.errors import BadInput
-from fieldlens.evaluate import Text, own_corpus, read_file, read_text
+from fieldlens.evaluate import Text, read_texts
 from fieldlens.evaluation import Plan
 from fieldlens.gradients import LAYER_SEGMENTS, Gradients
 from fieldlens.measurement import Measurement, Question
@@ -42,11 +42,7 @@ def measure_all(
     for origin in origins:
         if origin.diverged:
             raise BadInput(f"{origin.text} is a run that diverged: it has no model to measure")
-    if question.text is not None:
-        texts = {origin.tokenizer: read_file(question.text, origin.tokenizer) for origin in origins}
-    else:
-        corpus, known = (question.corpus, None) if question.corpus else own_corpus(origins)
-        texts = {one.tokenizer: read_text(corpus, question.split, one.tokenizer, known=known) for one in origins}
+    texts = read_texts(origins, question.text, question.corpus, question.split)
     return [
         _one(origin, name, texts[origin.tokenizer], question, device, dtype, watch)
         for origin, name in zip(origins, tell_apart(origins), strict=True)

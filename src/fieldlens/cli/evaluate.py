@@ -13,6 +13,7 @@ from fieldlens.machine import Machine
 
 def evaluate(
     *models: str,
+    text: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     corpus: str | None = None,
     lengths: str = "64,128,256,512,1024",
     segments: int = 1000,
@@ -40,6 +41,8 @@ def evaluate(
     ----------
     models
         Run folders, Hugging Face folders or ids, GGUF files.
+    text
+        A text or JSONL file to read whole, - for standard input; or --corpus.
     corpus
         A corpus by name or path; the first run's own unless given, else stdlib.
     lengths
@@ -77,7 +80,7 @@ def evaluate(
     device, dtype = machine.start()
     question = Question(
         corpus, _numbers(lengths), segments, protocol, window, {"k": k, "stride": stride}, target_seed, train_length,
-        split, align, batch,
+        split, align, batch, text,
     )  # fmt: skip
     screen = console(stderr=True)
     with Watcher(screen, quiet=as_json) as watcher:

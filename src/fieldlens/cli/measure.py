@@ -14,7 +14,7 @@ from fieldlens.machine import Machine
 
 def measure(
     *models: str,
-    text: Path | None = None,
+    text: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     corpus: str | None = None,
     length: int | None = None,
     segments: int = 20,
@@ -44,7 +44,7 @@ def measure(
     models
         Run folders, Hugging Face folders or ids, GGUF files; several are shown together.
     text
-        A text file to read; or --corpus.
+        A text or JSONL file to read whole, - for standard input; or --corpus.
     corpus
         A corpus by name or path; the first run's own unless given, else stdlib.
     length
