@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fieldlens import __version__, cli, machine
+from fieldlens.cli.schemes import _fits
 from fieldlens.errors import BadInput
-from fieldlens.schemes import registry
+from fieldlens.schemes import registry, scheme
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -72,6 +73,15 @@ def test_fit_prints_our_constants_beside_the_papers(capsys: pytest.CaptureFixtur
     _, out, _ = run(capsys, "schemes", "sandwich", "--fit")
     assert "-0.8324·log(1 + Δ) - 0.7938" in out
     assert "-0.8250·log(1 + Δ) - 0.8000" in out
+
+
+def test_a_fit_passes_over_what_is_not_finite() -> None:
+    one, distances = scheme("alibi", 8, 64), torch.arange(100)
+    bias_HN = (2 - 3 * torch.log1p(distances.double())).masked_fill(distances >= 64, -torch.inf).expand(8, -1)
+    (fit,) = _fits([(one, bias_HN)], 8)
+    assert (fit["slope"], fit["constant"]) == (pytest.approx(-3), pytest.approx(2))
+    with pytest.raises(BadInput, match="a curve needs at least 2"):
+        _fits([(one, bias_HN[:, 63:])], 8)
 
 
 @pytest.mark.parametrize(

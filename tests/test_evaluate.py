@@ -266,6 +266,13 @@ def test_a_pipe_is_a_text_for_every_tokenizer(
     assert typed["results"] == piped[0]["results"]
 
 
+def test_a_study_s_results_are_not_compared_file_by_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "study.json").write_text('{"kind": "fieldlens study"}')
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", str(tmp_path)])
+    assert f"results of a study: fieldlens study {tmp_path} --report compares them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -25,10 +25,10 @@ def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_l
     if train_length is None:
         return {"verdict": None, "reason": "the training length is not known: give --train-length"}
     beyond = [length for length in sorted(losses) if length > train_length]
-    if train_length not in losses:
-        return {"verdict": None, "reason": f"the training length {train_length} itself was not evaluated"}
     if not beyond:
         return {"verdict": None, "reason": f"no length past the training length {train_length} was evaluated"}
+    if train_length not in losses:
+        return {"verdict": None, "reason": f"the training length {train_length} itself was not evaluated"}
     evidence = []
     for length in beyond:
         differences_N = differences(losses[length], losses[train_length])

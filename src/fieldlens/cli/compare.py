@@ -72,10 +72,14 @@ def compare(
 
 def _inside(folder: Path) -> list[Path]:
     """The results of evaluations in a folder; other JSON may lie there too."""
+    from fieldlens.errors import BadInput
     from fieldlens.evaluation import KIND
     from fieldlens.results import read_json
 
-    return [file for file in sorted(folder.glob("*.json")) if read_json(file).get("kind") == KIND]
+    found = [file for file in sorted(folder.glob("*.json")) if read_json(file).get("kind") == KIND]
+    if not found and (folder / "study.json").is_file():
+        raise BadInput(f"{folder} holds the results of a study: fieldlens study {folder} --report compares them")
+    return found
 
 
 def _write(out: Path, texts: dict[str, str], found: "Comparison") -> None:

@@ -127,7 +127,7 @@ def _fits(biases: list[tuple[Any, Any]], head: int) -> list[dict[str, Any]]:
 
     rows = []
     for one, bias_HN in biases:
-        seen_N = (~bias_HN[head - 1].isnan()).nonzero()[:, 0]
+        seen_N = bias_HN[head - 1].isfinite().nonzero()[:, 0]
         if len(seen_N) < 2:
             raise BadInput(f"'{one.spec}' sees {len(seen_N)} distance: a curve needs at least 2")
         slope, constant = log_fit(seen_N, bias_HN[head - 1, seen_N])
