@@ -78,7 +78,7 @@ def test_losses_are_those_of_the_full_forward(name: str, kind: str) -> None:
     for length in (8, 50):
         anchors = found.targets if name in ("last-token", "by-position") else _anchors(tokens, one)
         expected = []
-        for window in (w for a in anchors for w in one.windows(a, length, 50)):
+        for window in (w for a in anchors for w in one.excerpts(a, length, 50)):
             ids_BT = tokens[window.document][window.start : window.stop + 1][None]
             with torch.no_grad():
                 logs_BTV = plain(ids_BT[:, :-1]).logits.double().log_softmax(-1)

@@ -23,31 +23,31 @@ def test_windows_lie_inside_their_documents(name: str, seed: int) -> None:
     assert len(set(anchors)) == 8
     for anchor in anchors:
         for length in LENGTHS:
-            for window in one.windows(anchor, length, 50):
-                assert 0 <= window.start < window.stop < documents[window.document]
-                assert 1 <= window.scored <= window.stop - window.start <= length
-    targets = [t for a in anchors for w in one.windows(a, 50, 50) for t in w.targets()]
+            for excerpt in one.excerpts(anchor, length, 50):
+                assert 0 <= excerpt.start < excerpt.stop < documents[excerpt.document]
+                assert 1 <= excerpt.scored <= excerpt.stop - excerpt.start <= length
+    targets = [t for a in anchors for w in one.excerpts(a, 50, 50) for t in w.targets()]
     assert len(set(targets)) == len(targets)
 
 
 @pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "by-position"])
 def test_every_length_has_the_same_targets(name: str) -> None:
     one = example(name)
-    found = [[t for w in one.windows(Anchor(0, 60), n, 50) for t in w.targets()] for n in LENGTHS]
+    found = [[t for w in one.excerpts(Anchor(0, 60), n, 50) for t in w.targets()] for n in LENGTHS]
     assert found[0] == found[1] == found[2]
     assert len(set(found[0])) == len(found[0])
 
 
 def test_contexts_are_as_long_as_they_say() -> None:
-    (window,) = protocol("last-token").windows(Anchor(3, 100), 64, 64)
-    assert window == (3, 36, 100, 1)
-    assert window.targets() == [(3, 100)]
-    (window,) = protocol("by-position").windows(Anchor(3, 100), 64, 64)
-    assert window.targets() == [(3, 164)]
-    windows = protocol("non-overlapping").windows(Anchor(0, 1), 4, 10)
-    assert [(w.start, w.stop, w.scored) for w in windows] == [(0, 4, 4), (4, 8, 4), (8, 10, 2)]
-    windows = protocol("sliding", stride=2).windows(Anchor(0, 10), 4, 5)
-    assert [(w.start, w.stop, w.scored) for w in windows] == [(7, 11, 2), (9, 13, 2), (10, 14, 1)]
+    (excerpt,) = protocol("last-token").excerpts(Anchor(3, 100), 64, 64)
+    assert excerpt == (3, 36, 100, 1)
+    assert excerpt.targets() == [(3, 100)]
+    (excerpt,) = protocol("by-position").excerpts(Anchor(3, 100), 64, 64)
+    assert excerpt.targets() == [(3, 164)]
+    excerpts = protocol("non-overlapping").excerpts(Anchor(0, 1), 4, 10)
+    assert [(w.start, w.stop, w.scored) for w in excerpts] == [(0, 4, 4), (4, 8, 4), (8, 10, 2)]
+    excerpts = protocol("sliding", stride=2).excerpts(Anchor(0, 10), 4, 5)
+    assert [(w.start, w.stop, w.scored) for w in excerpts] == [(7, 11, 2), (9, 13, 2), (10, 14, 1)]
 
 
 def test_targets_are_drawn_evenly_and_for_ever() -> None:

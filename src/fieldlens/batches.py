@@ -1,4 +1,4 @@
-"""The losses of a plan's windows, batch by batch, within the memory there is; a journal keeps what is done."""
+"""The losses of a plan's excerpts, batch by batch, within the memory there is; a journal keeps what is done."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from fieldlens.effort import SHARE, forward, free_memory
 from fieldlens.errors import BadInput, FieldlensError, NoMemory, Undefined
 from fieldlens.evaluation import Plan
 from fieldlens.machine import out_of_memory
-from fieldlens.protocols import Window
+from fieldlens.protocols import Excerpt
 from fieldlens.results import read_arrays, write_arrays
 from fieldlens.subject import Subject
 
@@ -27,27 +27,27 @@ Watch = Callable[[dict[str, Any]], None]
 
 
 class Batches:
-    """The windows of a plan, batch by batch, the longest first."""
+    """The excerpts of a plan, batch by batch, the longest first."""
 
     def __init__(
         self,
         subject: Subject,
         documents: Sequence[np.ndarray],
         plan: Plan,
-        windows: dict[int, list[Window]],
+        excerpts: dict[int, list[Excerpt]],
         batch: int | None,
         journal: Path | None,
         watch: Watch,
     ) -> None:
-        self.subject, self.documents, self.plan, self.windows = subject, documents, plan, windows
+        self.subject, self.documents, self.plan, self.excerpts = subject, documents, plan, excerpts
         self.most, self.journal, self.watch = batch, journal, watch
         self.room: int | None = None
         """Tokens that a batch may have, once memory ran out."""
         self.begun = False
-        targets = sum(window.scored for window in windows[plan.longest])
+        targets = sum(excerpt.scored for excerpt in excerpts[plan.longest])
         self.losses_LN = np.full((len(plan.lengths), targets), np.nan)
         self.done, self.saved = 0.0, time.monotonic()
-        self.total = sum(self._operations(window) for some in windows.values() for window in some)
+        self.total = sum(self._operations(excerpt) for some in excerpts.values() for excerpt in some)
 
     def run(self) -> np.ndarray:
         self._restore()
@@ -62,23 +62,23 @@ class Batches:
 
     def _length(self, row: int) -> None:
         todo, place = [], 0
-        for window in self.windows[self.plan.lengths[row]]:
+        for excerpt in self.excerpts[self.plan.lengths[row]]:
             if np.isnan(self.losses_LN[row, place]):
-                todo.append((window, place))
+                todo.append((excerpt, place))
             else:
-                self.done += self._operations(window)
-            place += window.scored
+                self.done += self._operations(excerpt)
+            place += excerpt.scored
         for (tokens, scored), some in groupby(todo, key=lambda pair: (pair[0].stop - pair[0].start, pair[0].scored)):
             group = list(some)
             while group:
                 taken = self._batch(tokens, scored)
-                found = self._losses([window for window, _ in group[:taken]], scored)
+                found = self._losses([excerpt for excerpt, _ in group[:taken]], scored)
                 for (_, place), losses in zip(group[: len(found)], found, strict=True):
                     self.losses_LN[row, place : place + scored] = losses
                 group = group[len(found) :]
 
     def _batch(self, tokens: int, scored: int) -> int:
-        """How many windows at once; the very first goes alone, to see what it takes."""
+        """How many excerpts at once; the very first goes alone, to see what it takes."""
         if not self.begun:
             return 1
         usual = AT_ONCE if self.subject.device.type == "cpu" else AT_ONCE_ON_GPU
@@ -89,30 +89,30 @@ class Batches:
             bounds.append(self.room // needed)
         return max(1, min(bounds))
 
-    def _losses(self, windows: list[Window], scored: int) -> np.ndarray:
-        """The losses of as many of these windows as memory allows: (n, scored)."""
+    def _losses(self, excerpts: list[Excerpt], scored: int) -> np.ndarray:
+        """The losses of as many of these excerpts as memory allows: (n, scored)."""
         while True:
             start = time.perf_counter()
-            found = self._attempt(windows, scored)
+            found = self._attempt(excerpts, scored)
             if found is not None:
                 break
-            windows = self._half(windows, scored)
+            excerpts = self._half(excerpts, scored)
         if not np.isfinite(found).all():
             raise Undefined(
-                f"{self.subject.name} gives a loss that is not finite, at length {self._length_of(windows)}"
+                f"{self.subject.name} gives a loss that is not finite, at length {self._length_of(excerpts)}"
             )
-        self.done += sum(self._operations(window) for window in windows)
+        self.done += sum(self._operations(excerpt) for excerpt in excerpts)
         if not self.begun:
             self.begun = True
-            self._estimate(windows[0], scored, time.perf_counter() - start)
-        self.watch({"done": self.done, "total": self.total, "what": f"length {self._length_of(windows)}"})
+            self._estimate(excerpts[0], scored, time.perf_counter() - start)
+        self.watch({"done": self.done, "total": self.total, "what": f"length {self._length_of(excerpts)}"})
         if time.monotonic() - self.saved > SAVE_EVERY:
             self._save()
         return found
 
-    def _attempt(self, windows: list[Window], scored: int) -> np.ndarray | None:
+    def _attempt(self, excerpts: list[Excerpt], scored: int) -> np.ndarray | None:
         """The losses, or None if memory ran out; by then everything of the attempt is gone."""
-        ids_BT = torch.from_numpy(np.stack([self._ids(window) for window in windows]))
+        ids_BT = torch.from_numpy(np.stack([self._ids(excerpt) for excerpt in excerpts]))
         try:
             return self.subject.losses(ids_BT, scored, self.plan.window).numpy()
         except (RuntimeError, MemoryError, IndexError, ValueError) as error:
@@ -124,31 +124,31 @@ class Batches:
             trained = f"; its configuration says {self.subject.train_length}" if self.subject.train_length else ""
             raise BadInput(f"{self.subject.name} cannot take {len(ids_BT[0]) - 1} tokens{trained} ({said})") from error
 
-    def _half(self, windows: list[Window], scored: int) -> list[Window]:
-        if len(windows) == 1:
+    def _half(self, excerpts: list[Excerpt], scored: int) -> list[Excerpt]:
+        if len(excerpts) == 1:
             raise NoMemory(
-                f"not enough memory for one text of {self._length_of(windows)} tokens: give shorter --lengths"
+                f"not enough memory for one text of {self._length_of(excerpts)} tokens: give shorter --lengths"
             )
-        kept = windows[: len(windows) // 2]
+        kept = excerpts[: len(excerpts) // 2]
         self.room = len(kept) * self.subject.needed(self._length_of(kept), scored, self.plan.window)
         self.watch({"warning": f"not enough memory: going on with batches of {len(kept)}"})
         return kept
 
-    def _ids(self, window: Window) -> np.ndarray:
-        ids = self.documents[window.document][window.start : window.stop + 1].astype(np.int64)
+    def _ids(self, excerpt: Excerpt) -> np.ndarray:
+        ids = self.documents[excerpt.document][excerpt.start : excerpt.stop + 1].astype(np.int64)
         return ids if self.plan.bos is None else np.concatenate([[self.plan.bos], ids])
 
-    def _length_of(self, windows: list[Window]) -> int:
-        return windows[0].stop - windows[0].start
+    def _length_of(self, excerpts: list[Excerpt]) -> int:
+        return excerpts[0].stop - excerpts[0].start
 
-    def _operations(self, window: Window) -> float:
-        needed = self.subject.needed(window.stop - window.start, window.scored, self.plan.window)
-        return forward(self.subject, needed, window.scored, self.plan.window).operations
+    def _operations(self, excerpt: Excerpt) -> float:
+        needed = self.subject.needed(excerpt.stop - excerpt.start, excerpt.scored, self.plan.window)
+        return forward(self.subject, needed, excerpt.scored, self.plan.window).operations
 
-    def _estimate(self, window: Window, scored: int, seconds: float) -> None:
-        needed = self.subject.needed(window.stop - window.start, scored, self.plan.window)
+    def _estimate(self, excerpt: Excerpt, scored: int, seconds: float) -> None:
+        needed = self.subject.needed(excerpt.stop - excerpt.start, scored, self.plan.window)
         each = forward(self.subject, needed, scored, self.plan.window)
-        memory = each.bytes * self._batch(window.stop - window.start, scored)
+        memory = each.bytes * self._batch(excerpt.stop - excerpt.start, scored)
         self.watch({"estimate": seconds * (self.total - self.done) / each.operations, "memory": memory})
 
     def _restore(self) -> None:

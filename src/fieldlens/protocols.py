@@ -1,7 +1,7 @@
 """Protocols: which tokens are predicted, and from how many before them.
 
 A length is the number of input tokens; the target is one more. An anchor is a place in a document; a protocol turns it
-into windows of input, the same targets at every length. A protocol's version changes when its numbers would.
+into excerpts of input, the same targets at every length. A protocol's version changes when its numbers would.
 """
 
 import random
@@ -20,7 +20,7 @@ class Anchor(NamedTuple):
     offset: int
 
 
-class Window(NamedTuple):
+class Excerpt(NamedTuple):
     """Input tokens start..stop-1 of a document; the last `scored` of the tokens start+1..stop are predicted."""
 
     document: int
@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Protocol(ABC):
-    """How anchors become windows."""
+    """How anchors become excerpts."""
 
     name: ClassVar[str]
     version: ClassVar[int]
@@ -50,8 +50,8 @@ class Protocol(ABC):
         return 1
 
     @abstractmethod
-    def windows(self, anchor: Anchor, length: int, longest: int) -> list[Window]:
-        """The windows of one anchor at one length."""
+    def excerpts(self, anchor: Anchor, length: int, longest: int) -> list[Excerpt]:
+        """The excerpts of one anchor at one length."""
 
     def check(self, lengths: Sequence[int]) -> None:  # noqa: B027
         """Refuse lengths that the options do not allow."""
@@ -66,13 +66,13 @@ class LastToken(Protocol):
 
     name, version = "last-token", 1
 
-    def windows(self, anchor: Anchor, length: int, longest: int) -> list[Window]:
-        return [Window(anchor.document, anchor.offset - length, anchor.offset, 1)]
+    def excerpts(self, anchor: Anchor, length: int, longest: int) -> list[Excerpt]:
+        return [Excerpt(anchor.document, anchor.offset - length, anchor.offset, 1)]
 
 
 @dataclass(frozen=True)
 class LastK(Protocol):
-    """The last k tokens of a window of `length` inputs, each from what is before it in the window."""
+    """The last k tokens of an excerpt of `length` inputs, each from what is before it in the excerpt."""
 
     name, version = "last-k", 1
     k: int = 16
@@ -80,8 +80,8 @@ class LastK(Protocol):
     def step(self, longest: int) -> int:
         return self.k
 
-    def windows(self, anchor: Anchor, length: int, longest: int) -> list[Window]:
-        return [Window(anchor.document, anchor.offset - length, anchor.offset, self.k)]
+    def excerpts(self, anchor: Anchor, length: int, longest: int) -> list[Excerpt]:
+        return [Excerpt(anchor.document, anchor.offset - length, anchor.offset, self.k)]
 
     def check(self, lengths: Sequence[int]) -> None:
         if not 1 <= self.k <= min(lengths):
@@ -90,7 +90,7 @@ class LastK(Protocol):
 
 @dataclass(frozen=True)
 class NonOverlapping(Protocol):
-    """A stretch of `longest` targets cut into windows of `length`: the first targets of each see little."""
+    """A stretch of `longest` targets cut into excerpts of `length`: the first targets of each see little."""
 
     name, version = "non-overlapping", 1
 
@@ -100,16 +100,16 @@ class NonOverlapping(Protocol):
     def step(self, longest: int) -> int:
         return longest
 
-    def windows(self, anchor: Anchor, length: int, longest: int) -> list[Window]:
+    def excerpts(self, anchor: Anchor, length: int, longest: int) -> list[Excerpt]:
         first = anchor.offset - 1
         ends = [min(longest, start + length) for start in range(0, longest, length)]
         starts = range(0, longest, length)
-        return [Window(anchor.document, first + a, first + b, b - a) for a, b in zip(starts, ends, strict=True)]
+        return [Excerpt(anchor.document, first + a, first + b, b - a) for a, b in zip(starts, ends, strict=True)]
 
 
 @dataclass(frozen=True)
 class Sliding(Protocol):
-    """The same stretch, in windows that move on by a stride; the last `stride` targets of each count."""
+    """The same stretch, in excerpts that move on by a stride; the last `stride` targets of each count."""
 
     name, version = "sliding", 1
     stride: int = 32
@@ -120,12 +120,12 @@ class Sliding(Protocol):
     def step(self, longest: int) -> int:
         return longest
 
-    def windows(self, anchor: Anchor, length: int, longest: int) -> list[Window]:
+    def excerpts(self, anchor: Anchor, length: int, longest: int) -> list[Excerpt]:
         found = []
         for done in range(0, longest, self.stride):
             scored = min(self.stride, longest - done)
             last = anchor.offset + done + scored - 1
-            found.append(Window(anchor.document, last - length, last, scored))
+            found.append(Excerpt(anchor.document, last - length, last, scored))
         return found
 
     def check(self, lengths: Sequence[int]) -> None:
@@ -143,8 +143,8 @@ class ByPosition(Protocol):
     def room(self, longest: int) -> tuple[int, int]:
         return 0, longest
 
-    def windows(self, anchor: Anchor, length: int, longest: int) -> list[Window]:
-        return [Window(anchor.document, anchor.offset, anchor.offset + length, 1)]
+    def excerpts(self, anchor: Anchor, length: int, longest: int) -> list[Excerpt]:
+        return [Excerpt(anchor.document, anchor.offset, anchor.offset + length, 1)]
 
 
 PROTOCOLS: dict[str, type[Protocol]] = {

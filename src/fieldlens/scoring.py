@@ -75,11 +75,11 @@ def evaluate(
         anchors = anchors_of(documents, plan)
     if batch is not None and batch < 1:
         raise BadInput(f"batch is {batch}: at least 1 is needed")
-    windows = {n: [w for a in anchors for w in plan.protocol.windows(a, n, plan.longest)] for n in plan.lengths}
+    excerpts = {n: [w for a in anchors for w in plan.protocol.excerpts(a, n, plan.longest)] for n in plan.lengths}
     same = plan.protocol.same_targets
-    kept = [target for window in windows[plan.longest] for target in window.targets()] if same else anchors
+    kept = [target for one in excerpts[plan.longest] for target in one.targets()] if same else anchors
     start = time.perf_counter()
-    work = Batches(subject, documents, plan, windows, batch, journal, watch)
+    work = Batches(subject, documents, plan, excerpts, batch, journal, watch)
     losses_LN = work.run()
     dtype = torch.float64 if subject.dtype == torch.float64 else torch.float32
     losses = dict(zip(plan.lengths, torch.from_numpy(losses_LN).to(dtype), strict=True))

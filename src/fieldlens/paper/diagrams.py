@@ -1,4 +1,4 @@
-"""Pictures that only the paper needs: small matrices, the protocol's windows, gradients by position."""
+"""Pictures that only the paper needs: small matrices, the protocol's excerpts, gradients by position."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from fieldlens.draw import Curve, new_figure, tints
-from fieldlens.protocols import Window
+from fieldlens.protocols import Excerpt
 
 INPUT, TARGET, OUTSIDE = "#56B4E9", "#D55E00", "#EEEEEE"
 
@@ -57,22 +57,22 @@ def _cell(panel: Axes, key: int, query: int, text: str, depth: float | None) -> 
     panel.text(key + 0.5, query + 0.5, text, fontsize=6, ha="center", va="center", color=ink)
 
 
-def window_rows(panels: Mapping[str, Sequence[Window]]) -> Figure:
+def excerpt_rows(panels: Mapping[str, Sequence[Excerpt]]) -> Figure:
     """One panel per length, one row per target: the tokens that it is predicted from, and itself."""
     figure, axes = new_figure(len(panels), across=1)
-    width = max(window.stop for windows in panels.values() for window in windows) + 1
-    for panel, (title, windows) in zip(axes, panels.items(), strict=True):
-        first = min(window.targets()[0].offset for window in windows)
-        for row, window in enumerate(windows):
-            targets = {target.offset for target in window.targets()}
+    width = max(excerpt.stop for excerpts in panels.values() for excerpt in excerpts) + 1
+    for panel, (title, excerpts) in zip(axes, panels.items(), strict=True):
+        first = min(excerpt.targets()[0].offset for excerpt in excerpts)
+        for row, excerpt in enumerate(excerpts):
+            targets = {target.offset for target in excerpt.targets()}
             for token in range(width):
-                inside = window.start <= token < window.stop
+                inside = excerpt.start <= token < excerpt.stop
                 colour = TARGET if token in targets else INPUT if inside else OUTSIDE
                 panel.add_patch(Rectangle((token, row), 1, 0.8, facecolor=colour, edgecolor="white", linewidth=0.8))
                 if token in targets:
                     panel.text(token + 0.5, row + 0.4, str(token - first + 1), fontsize=7, ha="center", va="center")
         panel.set_xlim(0, width)
-        panel.set_ylim(len(windows), -0.2)
+        panel.set_ylim(len(excerpts), -0.2)
         panel.set_xticks(np.arange(0, width, 2) + 0.5, [str(n + 1) for n in range(0, width, 2)])
         panel.set_yticks([])
         panel.spines["left"].set_visible(False)

@@ -1,7 +1,7 @@
 """The evaluation protocol: the same five targets, with different numbers of tokens before them."""
 
 from fieldlens.paper.artifact import Artifact, Drawn
-from fieldlens.paper.diagrams import window_rows
+from fieldlens.paper.diagrams import excerpt_rows
 from fieldlens.paper.shelf import Shelf
 from fieldlens.protocols import Anchor, protocol
 
@@ -20,8 +20,8 @@ class EvaluationProtocol(Artifact):
         anchors = [Anchor(0, before + number) for number in range(TARGETS)]
         panels = {
             f"{length} tokens before each of {TARGETS} targets": [
-                window for anchor in anchors for window in rule.windows(anchor, length, max(LENGTHS))
+                excerpt for anchor in anchors for excerpt in rule.excerpts(anchor, length, max(LENGTHS))
             ]
             for length in LENGTHS
         }
-        return Drawn(figures={"": window_rows(panels)})
+        return Drawn(figures={"": excerpt_rows(panels)})
