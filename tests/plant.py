@@ -119,6 +119,9 @@ BUGS = [
     ("tokens over a gap cut", "tokenizer.py", "if self.cuttable else [text]", "if self.exact else [text]"),
     ("a pipe read twice", "evaluate.py", "None if path.is_file() else path.read_bytes()", "None"),
     ("an array taken for a text", "evaluate.py", "    refuse_json(path.name)", "    pass"),
+    ("states not weighed", "subject.py", "from _tensors(one)", "from () if type(one) is dict else _tensors(one)"),
+    ("a window in no cache", "subject.py", 'getattr(part, "sliding_window", None)) for', "None) for"),
+    ("bytes as it was measured in", "advice.py", "subject.named_dtype or subject.dtype", "subject.dtype"),
     ("rows with other distances", "layout.py", "k_positions - apart_B1", "k_positions - k_positions[:, :1]"),
 ]  # fmt: skip
 

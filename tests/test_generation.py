@@ -222,8 +222,8 @@ def test_what_a_folder_says_about_generation_counts_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("gpt2", {"mode": "full"}, "gpt2 has learned 64 positions: too few for 9 tokens of prompt and 60 new ones"),
-        ("gpt2", {"mode": "re-encode", "window": 65}, "gpt2 has learned 64 positions: too few for a window of 65"),
+        ("gpt2", {"mode": "full"}, "gpt2 has 64 positions: too few for 9 tokens of prompt and 60 new ones"),
+        ("gpt2", {"mode": "re-encode", "window": 65}, "gpt2 has 64 positions: too few for a window of 65"),
         ("falcon", {"mode": "sliding", "window": 5}, "falcon cannot be run through a sliding cache"),
         ("mamba", {"mode": "sliding", "window": 5}, "mamba cannot be given a window"),
         ("llama", {"mode": "sliding", "window": 1}, "transformers needs at least 2"),

@@ -159,8 +159,11 @@ def test_no_model_and_an_empty_text_are_mistakes(
     assert "no document of more than 1 tokens: at least 3 are needed" in capsys.readouterr().err
 
 
-def test_learned_positions_bound_the_length(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build("gpt2", vocab_size=512).save_pretrained(tmp_path / "g")
+@pytest.mark.parametrize("family", ["gpt2", "ctrl"])
+def test_a_table_of_positions_bounds_the_length(
+    family: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(family, vocab_size=512).save_pretrained(tmp_path / "g")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(home / "alibi" / "model" / name, tmp_path / "g" / name)
     with pytest.raises(SystemExit, match="2"):
@@ -268,29 +271,27 @@ def evaluation(losses: dict[int, float], documents: int = 12) -> Evaluation:
 
 def test_the_smallest_context_and_window_within_one_percent() -> None:
     contexts = evaluation({32: 0.2, 64: 0.009, 128: 0.0, 256: 0.4})
-    found = Check(contexts, {8: evaluation({256: 0.011}), 16: evaluation({256: 0.005})}, cache_bytes=100, widths=[256])
+    sizes = {"context 64": 6400, "context 256": 25600, "window 16": 1600}
+    found = Check(contexts, {8: evaluation({256: 0.011}), 16: evaluation({256: 0.005})}, sizes, "bfloat16")
     context, window = found.smallest("context"), found.smallest("window")
     assert context is not None
     assert window is not None
     assert (context["tokens"], context["best"]) == (64, "context 128")
     assert context["low"] < context["ratio"] < context["high"]
     assert (window["tokens"], window["cache_saved"], window["cache_bytes"]) == (16, 1 - 16 / 256, 1600)
-    assert Check(contexts, {8: evaluation({256: 0.5})}, None, [256]).smallest("window") is None
-    mixed = Check(contexts, {16: evaluation({256: 0.005})}, 600, [8, 8, 8, 8, 8, 32]).smallest("window")
-    assert mixed is not None
-    assert (mixed["cache_saved"], mixed["cache_bytes"]) == (1 - 56 / 72, 5600)
-    nothing_kept = Check(contexts, {16: evaluation({256: 0.005})}, None, [256])
+    assert Check(contexts, {8: evaluation({256: 0.5})}, {}, "float32").smallest("window") is None
+    nothing_kept = Check(contexts, {16: evaluation({256: 0.005})}, {}, "float32")
     assert "saves" not in " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, nothing_kept))
     said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, found))
     assert "The smallest sliding window within 1% of the best perplexity (context 128) is 16 tokens" in said
-    assert "a cache of that size, 1.56 KiB, saves 94%" in said
+    assert "a cache of that size, 1.56 KiB in bfloat16, saves 94% of the cache of 256 tokens." in said
     assert " over documents); a cache" in said
-    better = Check(contexts, {1: evaluation({256: -0.5})}, cache_bytes=100, widths=[512])
+    better = Check(contexts, {1: evaluation({256: -0.5})}, {"window 1": 100, "context 256": 51200}, "float32")
     said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, better))
     assert "No context is within 1% of the best perplexity." in said
     assert "The best perplexity is that with a sliding window of 1 tokens; a cache" in said
     assert "saves 99.8%" in said
-    none = Check(contexts, {}, cache_bytes=100, widths=[512])
+    none = Check(contexts, {}, sizes, "float32")
     assert "It was given no window." in " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, none))
 
 
@@ -341,4 +342,22 @@ def test_a_model_that_cannot_take_the_length_is_one_line(
         shutil.copy(home / "alibi" / "model" / name, tmp_path / "mpt" / name)
     with pytest.raises(SystemExit, match="2"):
         ask(tmp_path / "mpt", "--corpus", home / "corpus")
-    assert "mpt cannot take 96 tokens" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "mpt cannot take 96 tokens" in error
+    assert error.endswith(": give a smaller --length\n")
+
+
+def test_a_cache_is_weighed_in_the_dtype_that_the_folder_names(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build("gemma3_text", vocab_size=512).bfloat16().save_pretrained(tmp_path / "half")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "half" / name)
+    ask(tmp_path / "half", "--corpus", home / "corpus", "--check", "--targets", "10", "--plain", "--json")
+    (found,) = json.loads(capsys.readouterr().out)
+    checked, key = found["check"], 2 * 2 * 8 * 2  # keys and values, heads, width, bytes
+    assert (found["model"]["dtype"], checked["cache_dtype"]) == ("float32", "bfloat16")
+    smallest = checked["smallest_window"]
+    kept = 5 * min(6, smallest["tokens"]) + smallest["tokens"]
+    assert smallest["cache_bytes"] == kept * key
+    assert smallest["cache_saved"] == 1 - kept / (5 * 6 + 96)

@@ -74,7 +74,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("study dmeo", "did you mean 'demo'? allowed: demo"),
         ("measur mistral", 'Did you mean "measure"?'),
         # too long a length
-        ("measure gpt2 --text text.txt --length 500", "beyond the 64 positions that gpt2 has learned: at most 64"),
+        ("measure gpt2 --text text.txt --length 500", "beyond the 64 positions that gpt2 has: at most 64"),
         ("measure mistral --text short.txt --length 500", "has 11 tokens: give at most --length 10, or a longer text"),
         ("evaluate mistral --corpus corpus --lengths 99999", "length 99999 is too long for this text"),
         ("train --preset smoke --corpus corpus --length 9999 --out runs/x", "are needed for length 9999"),

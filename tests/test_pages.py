@@ -36,7 +36,14 @@ def measurement(name: str) -> Measurement:
         [Anchor(n // 4, n) for n in range(40)],
     )
     layers = {1: rng.random(64), 2: rng.random(64)}
-    return Measurement(about, field, layers, heats, probe, Check(evaluation, {8: evaluation}, 100, [64]))
+    return Measurement(
+        about,
+        field,
+        layers,
+        heats,
+        probe,
+        Check(evaluation, {8: evaluation}, {"window 8": 800, "context 64": 6400}, "float32"),
+    )
 
 
 @pytest.mark.parametrize("width", [360, 1200])

@@ -11,7 +11,7 @@ from transformers import RobertaConfig, RobertaForCausalLM, T5Config, T5ForCondi
 from fieldlens import Config, Decoder
 from fieldlens.errors import BadInput
 from fieldlens.huggingface import FieldlensForCausalLM
-from fieldlens.subject import Ours, Subject, Theirs, _train_length, check_causal, subject, weights_hash
+from fieldlens.subject import Ours, Subject, Theirs, _train_length, bytes_held, check_causal, subject, weights_hash
 
 
 def reference(model: object, ids_BT: Tensor) -> Tensor:
@@ -206,14 +206,58 @@ def test_weights_name_a_model() -> None:
     assert weights_hash(model) != before
 
 
+KEY = 2 * 2 * 8 * 4
+"""Bytes of a token in a layer: keys and values, heads, width, bytes."""
+
+
 @pytest.mark.parametrize(
-    ("family", "changes", "each"),
+    ("family", "changes", "whole", "narrow"),
     [
-        ("llama", {}, 3 * 2 * 2 * 8 * 4),  # layers, keys and values, heads, width, bytes
-        ("falcon", {"alibi": False, "multi_query": True}, 3 * 2 * 1 * 8 * 4),
-        ("gpt2", {}, 3 * 2 * 4 * 8 * 4),
-        ("mamba", {}, None),
+        ("llama", {}, 3 * 40 * KEY, 3 * 5 * KEY),
+        ("falcon", {"alibi": False, "multi_query": True}, 3 * 40 * KEY // 2, 3 * 5 * KEY // 2),
+        ("gpt2", {}, 3 * 40 * 2 * KEY, 3 * 5 * 2 * KEY),
+        ("gemma3_text", {}, (5 * 6 + 40) * KEY, 6 * 5 * KEY),
+        (
+            "gemma4_text",
+            {},
+            (2 * 6 + 2 * 40 * 2) * KEY,
+            (2 + 2 * 2) * 5 * KEY,
+        ),  # the last two share; full ones are wider
+        ("llama4_text", {}, (3 * 8 + 40) * KEY, 4 * 5 * KEY),  # three in chunks of 8
+        ("jamba", {}, 2 * (64 * (4 + 8) * 4 + 40 * KEY), 2 * (64 * (4 + 8) * 4 + 5 * KEY)),  # two keep a state
+        ("mamba", {}, None, None),
     ],
 )
-def test_a_cache_is_weighed_by_trial(family: str, changes: dict[str, object], each: int | None) -> None:
-    assert subject(build(family, **changes)).cache_bytes == each
+def test_a_cache_is_weighed_layer_by_layer(
+    family: str, changes: dict[str, object], whole: int | None, narrow: int | None
+) -> None:
+    one = subject(build(family, **changes))
+    assert (one.cache_size(40), one.cache_size(40, 5)) == (whole, narrow)
+
+
+@pytest.mark.parametrize("family", ["llama", "jamba", "gemma4_text", "llama4_text"])
+def test_the_weight_of_a_cache_is_what_transformers_holds(family: str) -> None:
+    """But for the last token in layers that slide: theirs keep the w - 1 that the next one sees beside itself."""
+    model = build(family)
+    with torch.no_grad():
+        cache = model(torch.randint(VOCABULARY, (1, 40)), use_cache=True).past_key_values
+    sliding = sum(getattr(layer, "sliding_window", None) is not None for layer in cache.layers)
+    assert subject(model).cache_size(40) == (bytes_held(cache) or 0) + sliding * KEY
+
+
+def test_our_cache_is_weighed_by_its_window() -> None:
+    one = subject(Decoder(Config("none:window=7", layers=3, width=32, heads=4, vocabulary=VOCABULARY)))
+    assert [one.cache_size(40, window) for window in (None, 9, 5)] == [3 * 2 * 32 * 4 * tokens for tokens in (7, 7, 5)]
+
+
+@pytest.mark.parametrize(("family", "limit"), [("gptj", 64), ("ctrl", 64), ("xglm", None), ("llama", None)])
+def test_a_fixed_table_of_positions_is_a_limit_unless_it_grows(family: str, limit: int | None) -> None:
+    one = subject(build(family))
+    assert one.limit == limit
+    tokens = torch.zeros(1, 66, dtype=torch.long)
+    if limit is None:
+        assert one.losses(tokens).isfinite().all()
+    else:
+        assert one.losses(tokens[:, : limit + 1]).isfinite().all()
+        with pytest.raises((IndexError, RuntimeError)):
+            one.losses(tokens)

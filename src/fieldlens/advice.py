@@ -1,7 +1,7 @@
 """What a receptive field means for its users: coverage, the check against measured perplexity, and advice."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,15 +80,19 @@ class Check:
 
     contexts: Evaluation
     windows: dict[int, Evaluation]
-    cache_bytes: int | None
-    widths: Sequence[int]
-    """Tokens that the cache of each layer holds anyway: its own window, or the longest context."""
+    cache: Mapping[str, int]
+    """Bytes of the cache that each candidate needs, by its name; empty if not known."""
+    cache_dtype: str
+    """What those bytes are counted in."""
+
+    @property
+    def longest(self) -> int:
+        return max(self.contexts.losses)
 
     def losses(self) -> dict[str, np.ndarray]:
         """The losses of every candidate, contexts and windows."""
         found = {f"context {n}": losses.double().numpy() for n, losses in self.contexts.losses.items()}
-        longest = max(self.contexts.losses)
-        return found | {f"window {w}": one.losses[longest].double().numpy() for w, one in self.windows.items()}
+        return found | {f"window {w}": one.losses[self.longest].double().numpy() for w, one in self.windows.items()}
 
     def smallest(self, kind: str) -> dict[str, Any] | None:
         """The smallest context, or window, whose perplexity is within 1% of the best of all, with an interval."""
@@ -101,7 +105,7 @@ class Check:
             if differences_N.mean() <= math.log1p(CLOSE_ENOUGH):
                 interval, _ = bootstrap_difference(differences_N, units_N)
                 low, high = (math.exp(v) if math.isfinite(v) and v < LARGEST else None for v in interval)
-                each, kept = self.cache_bytes, sum(min(size, own) for own in self.widths)
+                kept, whole = (self.cache.get(name) for name in (f"{kind} {size}", f"context {self.longest}"))
                 return {
                     "tokens": size,
                     "best": best,
@@ -109,19 +113,19 @@ class Check:
                     "low": low,
                     "high": high,
                     "resampled": unit,
-                    "cache_saved": 1 - kept / sum(self.widths) if each else None,
-                    "cache_bytes": each * kept // len(self.widths) if each else None,
+                    "cache_saved": 1 - kept / whole if kept and whole else None,
+                    "cache_bytes": kept,
                 }
         return None
 
     def to_json(self) -> dict[str, Any]:
-        longest = max(self.contexts.losses)
         return {
             "contexts": self.contexts.rows(),
-            "windows": [{"window": w, "perplexity": one.table[longest]} for w, one in self.windows.items()],
+            "windows": [{"window": w, "perplexity": one.table[self.longest]} for w, one in self.windows.items()],
             "verdict": self.contexts.verdict,
             "smallest_context": self.smallest("context"),
             "smallest_window": self.smallest("window"),
+            "cache_dtype": self.cache_dtype,
         }
 
 
@@ -148,12 +152,16 @@ def check(
     plan = Plan(protocol("last-token"), tuple(lengths), targets, seed, window, text.bos)
     anchors = anchors_of(text.documents, plan)
     contexts = evaluate(subject, text.documents, plan, anchors=anchors, **asked)
-    widths = [min(narrower(own, window) or length, length) for own in subject.windows]
+    widest = max(min(narrower(own, window) or length, length) for own in subject.windows)
     windows = {}
-    for width in _windows(subject, max(widths)):
+    for width in _windows(subject, widest):
         banded = Plan(protocol("last-token"), (length,), targets, seed, width, text.bos)
         windows[width] = evaluate(subject, text.documents, banded, anchors=anchors, **asked)
-    return Check(contexts, windows, subject.cache_bytes, widths)
+    asked_for = [("context", n, (n, window)) for n in lengths] + [("window", w, (length, w)) for w in windows]
+    dtype = subject.named_dtype or subject.dtype
+    sizes = {f"{kind} {size}": subject.cache_size(*cache) for kind, size, cache in asked_for}
+    scaled = {name: size * dtype.itemsize // subject.dtype.itemsize for name, size in sizes.items() if size}
+    return Check(contexts, windows, scaled, str(dtype).removeprefix("torch."))
 
 
 def _windows(subject: Subject, widest: int) -> list[int]:
@@ -232,8 +240,9 @@ def _checked(checked: Check | None) -> list[str]:
             continue
         saved = ""
         if found["cache_saved"]:
-            size, part = spoken_bytes(found["cache_bytes"]), found["cache_saved"]
+            size, part = f"{spoken_bytes(found['cache_bytes'])} in {checked.cache_dtype}", found["cache_saved"]
             saved = f"; a cache of that size, {size}, saves {min(part, 0.999):.{0 if part < 0.99 else 1}%}"
+            saved += f" of the cache of {checked.longest:,} tokens"
         if found["best"] == f"{kind} {found['tokens']}":
             said.append(f"The best perplexity is that with a {words} of {found['tokens']:,} tokens{saved}.")
             continue

@@ -141,7 +141,7 @@ def _check_memory(one: Subject, settled: Plan, rows: int, most: int) -> None:
     """A cache that slides is there from the beginning: better to say at once that it is too large."""
     if settled.mode != "sliding" or settled.window is None or not isinstance(one, Ours):
         return
-    needed = rows * min(capacity(settled.window), most) * (one.cache_bytes or 0)
+    needed = rows * min(capacity(settled.window), most) * one.cache_size(1)
     if needed > (free := free_memory(one.device)):
         what = f"window {settled.window} for {rows} prompts needs a cache of {spoken_bytes(needed)}"
         raise NoMemory(f"{what}, and {spoken_bytes(free)} are free: give a smaller window")
@@ -153,7 +153,7 @@ def _fitting(one: Ours | Theirs, window: int | None, padded: bool) -> tuple[str,
         name = one.decoder.scheme.name
         return "re-encode", [f"mode re-encode: {name} positions would run on past what was trained"]
     if isinstance(one, Theirs) and one.limit is not None:
-        return "re-encode", [f"mode re-encode: {one.name} has learned {one.limit} positions and no more"]
+        return "re-encode", [f"mode re-encode: {one.name} has {one.limit} positions and no more"]
     if isinstance(one, Theirs) and window is None and not foreign.slides(one, padded):
         return "full", [f"mode full: {one.name} cannot be run through a sliding cache"]
     return "sliding", []
@@ -178,7 +178,7 @@ def _check_theirs(one: Theirs, mode: str, window: int | None, lengths: Sequence[
     needed = window or 0 if mode == "re-encode" else prompt + tokens - 1
     if one.limit is not None and needed > one.limit:
         what = f"a window of {window}" if mode == "re-encode" else f"{prompt} tokens of prompt and {tokens} new ones"
-        raise BadInput(f"{one.name} has learned {one.limit} positions: too few for {what}")
+        raise BadInput(f"{one.name} has {one.limit} positions: too few for {what}")
     if mode == "sliding":
         one.check_window(window)
         if window == 1:

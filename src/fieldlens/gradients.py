@@ -109,7 +109,9 @@ class Gradients:
             if begun or isinstance(error, BadInput):
                 raise error
             said = " ".join(str(error).split())[:200]
-            raise BadInput(f"{self.subject.name} cannot take {self.length} tokens ({said})") from error
+            raise BadInput(
+                f"{self.subject.name} cannot take {self.length} tokens ({said}): give a smaller --length"
+            ) from error
         if self.batch > 1:
             self.batch = 1
         elif not self.seam.checkpointing and (lighter := seam(self.subject, checkpointing=True)).checkpointing:

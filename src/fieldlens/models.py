@@ -168,8 +168,9 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
     if train_length is not None and train_length < 1:
         raise BadInput(f"train length is {train_length}: at least 1 is needed")
     _check_source(origin)
-    found = _weights(origin, dtype).to(device)
-    one = subject(found, origin.name)
+    found, described = _weights(origin, dtype)
+    one = subject(found.to(device), origin.name)
+    one.named_dtype = _named_dtype(described)
     one.train_length = train_length or one.train_length
     with _in_one_line(origin.text):
         check_causal(one)
@@ -204,7 +205,16 @@ def _configuration(config: Any, source: dict[str, str]) -> str:
     return digest(json.loads(json.dumps(known, sort_keys=True, default=str)))[:16]
 
 
-def _weights(origin: Origin, dtype: torch.dtype) -> Any:
+def _named_dtype(described: dict[str, Any]) -> torch.dtype | None:
+    """The dtype that a configuration names, by its newer or its older word, itself or for its text."""
+    text = described.get("text_config")
+    places = [described, text] if isinstance(text, dict) else [described]
+    names = [str(place[word]) for place in places for word in ("dtype", "torch_dtype") if place.get(word)]
+    found = getattr(torch, names[0].removeprefix("torch."), None) if names else None
+    return found if isinstance(found, torch.dtype) else None
+
+
+def _weights(origin: Origin, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     if origin.path is None:
         return _pretrained(origin.text, origin.text, dtype=dtype, local_files_only=not _hub_is_near())
     if origin.run is not None:
@@ -225,8 +235,11 @@ def _need_gguf(path: Path) -> None:
         raise BadInput(f"{path} needs the extra gguf: pip install 'fieldlens[gguf]'") from None
 
 
-def _pretrained(place: str, shown: str, **settings: Any) -> Any:
-    """Load by transformers, and refuse what it would let pass: absent or non-finite weights."""
+def _pretrained(place: str, shown: str, **settings: Any) -> tuple[Any, dict[str, Any]]:
+    """Load by transformers, and refuse what it would let pass: absent or non-finite weights.
+
+    Returns the model, and its configuration as the folder has it.
+    """
     from transformers import AutoModelForCausalLM
 
     import fieldlens.huggingface  # noqa: F401
@@ -235,7 +248,7 @@ def _pretrained(place: str, shown: str, **settings: Any) -> Any:
     if "gguf_file" not in settings:
         settings["use_safetensors"] = True
     with _quiet(), _in_one_line(shown):
-        _refuse_encoders(place, settings)
+        described = _described(place, settings)
         try:
             model, info = AutoModelForCausalLM.from_pretrained(place, attn_implementation="sdpa", **settings)
         except ValueError as error:
@@ -248,19 +261,24 @@ def _pretrained(place: str, shown: str, **settings: Any) -> Any:
     broken = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
     if broken:
         raise BadInput(f"{shown}: weights are not finite: {', '.join(broken[:5])}")
-    return model.requires_grad_(False)
+    return model.requires_grad_(False), described
 
 
-def _refuse_encoders(place: str, settings: dict[str, Any]) -> None:
-    """A decoder without its encoder would run, and say nothing of what the two say together."""
+def _described(place: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """A configuration as it is written; empty in a GGUF file.
+
+    A decoder without its encoder is refused: it would run, and say nothing of what the two say together.
+    """
     from transformers import PreTrainedConfig
 
-    if "gguf_file" not in settings:
-        local = {key: settings[key] for key in ("local_files_only",) if key in settings}
-        described, _ = PreTrainedConfig.get_config_dict(place, **local)
-        alone = any(str(name).endswith("ForCausalLM") for name in described.get("architectures") or [])
-        if described.get("is_encoder_decoder") and not alone:
-            raise BadInput(f"{place} is an encoder and a decoder: a causal language model is needed")
+    if "gguf_file" in settings:
+        return {}
+    local = {key: settings[key] for key in ("local_files_only",) if key in settings}
+    described, _ = PreTrainedConfig.get_config_dict(place, **local)
+    alone = any(str(name).endswith("ForCausalLM") for name in described.get("architectures") or [])
+    if described.get("is_encoder_decoder") and not alone:
+        raise BadInput(f"{place} is an encoder and a decoder: a causal language model is needed")
+    return described
 
 
 def _fetched(name: str) -> Path:

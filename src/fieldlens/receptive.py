@@ -215,7 +215,7 @@ def receptive_field(
         one.check_ids(int(ids_BT.min()), int(ids_BT.max()))
         tokens = ids_BT.shape[1] - 1
         if one.limit is not None and tokens > one.limit:
-            raise BadInput(f"{tokens} tokens are beyond the {one.limit} positions that {one.name} has learned")
+            raise BadInput(f"{tokens} tokens are beyond the {one.limit} positions that {one.name} has")
         check_causal(one)
         one.check_window(window)
         opened = seam(one, checkpointing)

@@ -101,7 +101,7 @@ def check(subject: Subject, documents: Sequence[np.ndarray], plan: Plan) -> None
     if subject.limit is not None and plan.longest + begins > subject.limit:
         more = " and a token before it" if begins else ""
         raise BadInput(
-            f"length {plan.longest}{more} is beyond the {subject.limit} positions that {subject.name} has learned: "
+            f"length {plan.longest}{more} is beyond the {subject.limit} positions that {subject.name} has: "
             f"at most {subject.limit - begins} can be asked for"
         )
     if plan.bos is not None and not 0 <= plan.bos < subject.vocabulary:

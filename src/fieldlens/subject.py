@@ -33,6 +33,8 @@ class Subject(ABC):
     vocabulary: int
     device: torch.device
     dtype: torch.dtype = torch.float32
+    named_dtype: torch.dtype | None = None
+    """What its folder says it is to be run in, if it says so; we may have loaded it in another."""
     ours = False
     layers: int | None = None
     width: int | None = None
@@ -43,7 +45,7 @@ class Subject(ABC):
     """Whether its attention holds a score for every pair of tokens."""
     train_length: int | None = None
     limit: int | None = None
-    """Positions that the model has learned one by one: it cannot take more tokens than that."""
+    """Positions that the model has one by one, learned or in a table: it cannot take more tokens than that."""
     windows: tuple[int | None, ...] = (None,)
     """The window of each layer."""
 
@@ -51,9 +53,11 @@ class Subject(ABC):
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         """Logits after the last `keep` tokens, in pieces (B, t, V). `first` is the first token's position."""
 
-    @cached_property
-    def cache_bytes(self) -> int | None:
-        """Bytes of keys and values that a cache holds for each token, all layers together; None if not known."""
+    def cache_size(self, tokens: int, window: int | None = None) -> int | None:
+        """Bytes of a cache after so many tokens of one text: Σ fixed + each · min(tokens, w) over its layers.
+
+        None if not known.
+        """
         return None
 
     def fits_cropped(self, tokens: int, reach: int, window: int | None) -> bool:
@@ -119,10 +123,10 @@ class Ours(Subject):
         self.train_length = config.train_length
         self.windows = (config.window,) * config.layers
 
-    @cached_property
-    def cache_bytes(self) -> int | None:
+    def cache_size(self, tokens: int, window: int | None = None) -> int:
         config = self.decoder.config
-        return 2 * config.layers * config.width * self.dtype.itemsize
+        kept = min(tokens, narrower(config.window, window) or tokens)
+        return 2 * config.layers * config.width * self.dtype.itemsize * kept
 
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         # a relative scheme gives the same numbers wherever the text begins: begin at 0, to the same bits
@@ -136,6 +140,9 @@ class Ours(Subject):
 
 class Theirs(Subject):
     """A causal language model of transformers."""
+
+    stretch: int | None
+    """The length past which its rotary positions change with the text, if they do."""
 
     def __init__(self, model: Any, name: str = "") -> None:
         self.model = model.eval()
@@ -151,7 +158,7 @@ class Theirs(Subject):
         )
         self.scores = model.config._attn_implementation == "eager"
         self.train_length, self.windows = _train_length(config), _windows(config)
-        self.limit = _learned_positions(model)
+        self.limit, self.stretch = _positions(model), _stretch(model)
         self._croppable: dict[tuple[int, int | None], bool] = {}
 
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
@@ -177,19 +184,30 @@ class Theirs(Subject):
         text_BT = self.noise(tokens)[:1]
         return close(self._last(text_BT, window), self._last(text_BT[:, -reach:], window))
 
+    def cache_size(self, tokens: int, window: int | None = None) -> int | None:
+        if not self._cache_parts:
+            return None
+        kept = [min(tokens, narrower(own, window) or tokens) for _, _, own in self._cache_parts]
+        return sum(fixed + each * many for (fixed, each, _), many in zip(self._cache_parts, kept, strict=True))
+
     @cached_property
-    def cache_bytes(self) -> int | None:
-        """By what two tokens more take: some models keep less than a key and a value of every head and layer."""
-        held = []
-        for tokens in (2, 4):
+    def _cache_parts(self) -> list[tuple[int, int, int | None]]:
+        """Of each layer of the model's own cache: fixed bytes, bytes for each token, and its window, if it slides.
+
+        By what one token more takes: layers differ, some share their keys, and some keep a state of one size.
+        """
+        caches = []
+        for tokens in (2, 3):
             try:
                 with torch.no_grad():
                     made = self.model(input_ids=self.noise(tokens)[:1], use_cache=True)
             except (RuntimeError, ValueError, TypeError, AttributeError, IndexError):
-                return None
-            held.append(bytes_held(getattr(made, "past_key_values", None)))
-        few, more = held
-        return None if few is None or more is None else (more - few) // 2 or None
+                return []
+            caches.append(_held(getattr(made, "past_key_values", None)))
+        few, more = caches
+        return [
+            (size - 2 * (later - size), later - size, own) for (size, own), (later, _) in zip(few, more, strict=True)
+        ]
 
     @cached_property
     def _takes_bands(self) -> bool:
@@ -267,10 +285,24 @@ def check_causal(subject: Subject) -> None:
 
 
 def bytes_held(cache: Any) -> int | None:
-    """What the keys and values in a cache of transformers take; None where they cannot be found."""
-    layers = getattr(cache, "layers", None) or []
-    held = [value for layer in layers for value in vars(layer).values() if isinstance(value, Tensor) and value.ndim > 1]
-    return sum(value.nbytes for value in held) if held else None
+    """What the keys, values and states in a cache of transformers take; None where they cannot be found."""
+    return sum(size for size, _ in _held(cache)) or None
+
+
+def _held(cache: Any) -> list[tuple[int, int | None]]:
+    """The bytes that each layer of a cache holds, and its window; the first is what the cache holds beside layers."""
+    layers = getattr(cache, "layers", None)
+    parts = (cache, *layers) if layers else ()
+    return [(sum(one.nbytes for one in _tensors(vars(part))), getattr(part, "sliding_window", None)) for part in parts]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor but single numbers, in whatever it is kept."""
+    if isinstance(value, Tensor) and value.ndim > 1:
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(one)
 
 
 def _counted(model: nn.Module, embedding: nn.Module) -> int:
@@ -278,10 +310,10 @@ def _counted(model: nn.Module, embedding: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in tokens)
 
 
-def close(a: Tensor, b: Tensor) -> bool:
+def close(a: Tensor, b: Tensor, slack: float = CLOSE) -> bool:
     """Whether two computations of the same logits agree; what is no number in both agrees too."""
     a, b = a.double().nan_to_num(), b.double().nan_to_num()
-    return bool((a - b).abs().max() <= CLOSE * a.abs().max())
+    return bool((a - b).abs().max() <= slack * a.abs().max())
 
 
 def _train_length(config: Any) -> int | None:
@@ -293,6 +325,17 @@ def _train_length(config: Any) -> int | None:
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
     found = [original, *(getattr(config, name, None) for name in names)]
     return next((value for value in found if isinstance(value, int) and value > 0), None)
+
+
+def _stretch(model: Any) -> int | None:
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        kinds = kind.values() if isinstance(kind, dict) else [kind]  # layers may differ
+        if "dynamic" in kinds:
+            return int(module.original_max_seq_len)
+        if "longrope" in kinds:
+            return _train_length(model.config.get_text_config())
+    return None
 
 
 def _forget_lengths(model: nn.Module) -> None:
@@ -317,9 +360,15 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     return tuple(width if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _learned_positions(model: Any) -> int | None:
-    """The rows of an embedding that is not the tokens' and has a row (some keep a few spare) for each position."""
+def _positions(model: Any) -> int | None:
+    """The rows of a table of positions: learned, in an embedding that is not the tokens', or fixed, in a buffer.
+
+    It has a row for each position; some keep a few spare.
+    """
     length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    fixed = [one for name, one in model.named_buffers() if "pos" in name.rpartition(".")[2] and one.ndim == 2]
+    if length and any(len(one) == length for one in fixed):
+        return int(length)
     tokens = model.get_input_embeddings()
     others = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not tokens]
     fitting = [m for m in others if length and 0 <= m.num_embeddings - length <= 8]
