@@ -1,6 +1,7 @@
 """From prompts to new tokens: modes, batches, the end, and models of transformers."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -233,6 +234,82 @@ def test_what_a_folder_says_about_generation_counts_for_nothing() -> None:
 def test_what_theirs_cannot_do_is_refused(family: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         generate(build(family), text(9), 60, **options)  # type: ignore[arg-type]
+
+
+def test_a_cache_that_is_going_to_be_thrown_away_is_not_begun() -> None:
+    """Phi-3 reads all anew where its short positions end, into a cache that grows."""
+    model, prompt = build("phi3").double(), text(9)
+    assert generate(model, prompt, 24, mode="sliding", window=5).ids == [by_hand(model, prompt, 24, 5)]
+    with pytest.raises(
+        BadInput, match=r"at 33 tokens phi3 begins a cache of its own.* at most 33 tokens, prompt and new"
+    ):
+        generate(model, prompt, 25, mode="sliding", window=5)
+    settled = plan(subject(model), None, None, [9], 25)
+    assert settled.mode == "full"
+    assert "at 33 tokens phi3 begins a cache of its own" in settled.notes[0]
+    assert plan(subject(model), None, None, [9], 24).mode == "sliding"
+
+
+def test_a_cache_that_was_thrown_away_does_not_pass_for_ours() -> None:
+    model = build("llama")
+    prepare = model.prepare_inputs_for_generation
+
+    def forgetful(ids_BT: Tensor, past_key_values: Any = None, **kwargs: Any) -> Any:
+        if past_key_values.get_seq_length() == 12:
+            past_key_values, kwargs["next_sequence_length"] = None, None
+        return prepare(ids_BT, past_key_values=past_key_values, **kwargs)
+
+    model.prepare_inputs_for_generation = forgetful
+    assert len(generate(model, text(9), 4, mode="sliding", window=5).ids[0]) == 4
+    with pytest.raises(BadInput, match="went over to a cache of its own, which does not slide: the modes full"):
+        generate(model, text(9), 5, mode="sliding", window=5)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_change_under_a_cache_are_said(kind: str) -> None:
+    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 32}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    one = subject(build("llama", max_position_embeddings=32, rope_parameters=rope))
+    for mode, tokens, said in (("sliding", 24, 0), ("sliding", 25, 1), ("full", 25, 1), ("re-encode", 25, 0)):
+        notes = plan(one, mode, None if mode == "full" else 8, [9], tokens).notes
+        assert sum("past 32 tokens all positions of llama change" in note for note in notes) == said
+
+
+@pytest.mark.parametrize("mode", ["full", "re-encode"])
+def test_prompts_that_are_not_what_they_are_alone_are_refused(mode: str) -> None:
+    """RecurrentGemma reads its padding; RWKV is wrong of any two rows that go through its state."""
+    window = None if mode == "full" else 8
+    for family in ("recurrent_gemma", "rwkv"):
+        with pytest.raises(BadInput, match=f"{family} continues several prompts otherwise than each alone: give one"):
+            generate(build(family), [text(14), text(5)], 3, mode=mode, window=window)
+    model, prompts = build("recurrent_gemma"), [text(9), text(9)]
+    together = generate(model, prompts, 6, mode=mode, window=window).ids
+    assert together == [generate(model, row, 6, mode=mode, window=window).ids[0] for row in prompts]
+
+
+def test_rows_of_equal_length_are_tried_too() -> None:
+    with pytest.raises(BadInput, match="give one prompt at a time"):
+        generate(build("rwkv"), [text(9), text(9)], 3, mode="full")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mamba", "jamba"])
+@pytest.mark.parametrize("mode", ["full", "re-encode"])
+def test_rows_of_theirs_are_what_they_are_alone(family: str, mode: str) -> None:
+    model, prompts, window = build(family), [text(14), text(5)], None if mode == "full" else 8
+    together = generate(model, prompts, 6, mode=mode, window=window).ids
+    assert together == [generate(model, row, 6, mode=mode, window=window).ids[0] for row in prompts]
+
+
+def test_states_of_a_recurrence_are_in_the_bytes() -> None:
+    model = build("jamba")
+    assert generate(model, text(9), 6, mode="full").cache_bytes == subject(model).cache_size(14)
+
+
+def test_fixed_positions_are_read_anew() -> None:
+    settled = plan(subject(build("gptj")), None, None, [9], 100)
+    assert (settled.mode, settled.window) == ("re-encode", 64)
+    assert "gptj has 64 positions and no more" in settled.notes[0]
 
 
 # Ours inside transformers

@@ -4,6 +4,7 @@ A window is a sliding layer in every place of the cache, and the band of `evalua
 model can be run that way is found out by trying it on a few tokens.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,9 @@ from fieldlens.layout import narrower
 from fieldlens.machine import out_of_memory
 from fieldlens.reader import CHUNK
 from fieldlens.sampling import Sampling
-from fieldlens.subject import Theirs, band, bytes_held, close
+from fieldlens.subject import CLOSE, Theirs, band, bytes_held, close
+
+OTHERS = "the modes full and re-encode are left"
 
 Watch = Callable[[Tensor], None]
 """Told the next token of each row, (B,), as soon as it is known."""
@@ -53,6 +56,46 @@ def slides(subject: Theirs, padded: bool = False) -> bool:
     return close(last, whole)
 
 
+def begins_anew(subject: Theirs, most: int) -> int | None:
+    """The length, up to `most`, at which the model's own `generate` throws a cache of ours away; None if it never does.
+
+    Some change their rotary positions there, and read the whole text anew into a cache that does not slide.
+    """
+    lengths = range(1, most + 1)
+    first = bisect_left(lengths, True, key=lambda length: _drops(subject, length))
+    return lengths[first] if first < most else None
+
+
+def _drops(subject: Theirs, length: int) -> bool:
+    cache, ids_BT = sliding_cache(subject, 2), torch.zeros(1, length, dtype=torch.long, device=subject.device)
+    asked = {"past_key_values": cache, "attention_mask": torch.ones_like(ids_BT), "use_cache": True}
+    try:
+        return subject.model.prepare_inputs_for_generation(ids_BT, **asked).get("past_key_values") is not cache
+    except Exception:  # it does not want to be asked: what comes back in the end will tell
+        return False
+
+
+@torch.no_grad()
+def stands_alone(subject: Theirs, padded: bool, anew: bool) -> bool:
+    """Whether a row beside another, and behind padding, is what it is alone: some recurrences read the padding too."""
+    tokens, padding = min(8, (subject.limit or 9) - 1), 5 if padded else 0
+    if tokens <= padding:
+        return True
+    ids_BT = subject.noise(tokens)
+    mask_BT = torch.ones_like(ids_BT)
+    ids_BT[1, :padding] = mask_BT[1, :padding] = 0
+    rows = ((ids_BT, mask_BT), (ids_BT[1:, padding:], mask_BT[1:, padding:]))
+    found = []
+    with _in_one_line(subject.name), _own_settings(subject.model), _hushed():
+        for ids, mask in rows:
+            asked = {"use_cache": not anew, "output_logits": True}
+            made = _generate(subject, ids, mask, 2, Sampling(), frozenset(), lambda ids_B: None, **asked)
+            found.append(torch.cat(made.logits, 1)[-1])
+    beside, alone = found
+    # half precision is rounded otherwise in a row of another length, and a row that reads padding is far off
+    return close(beside, alone, slack=max(CLOSE, 8 * torch.finfo(subject.dtype).eps))
+
+
 def write(
     subject: Theirs,
     ids_BT: Tensor,
@@ -81,6 +124,8 @@ def write(
             if window is not None and ids_BT.shape[1] > CHUNK:  # a mask of the whole prompt would be quadratic
                 kept["prefill_chunk_size"] = CHUNK
             made = _generate(subject, ids_BT, mask_BT, tokens, sampling, ends, watch, **kept)
+        if cache is not None and made.past_key_values is not cache:
+            raise BadInput(f"{subject.name} went over to a cache of its own, which does not slide: {OTHERS}")
     return bytes_held(made.past_key_values)
 
 

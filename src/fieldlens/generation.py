@@ -124,7 +124,7 @@ def plan(one: Subject, mode: str | None, window: int | None, lengths: Sequence[i
         raise BadInput(f"{one.name} cannot generate: a Decoder or a model of transformers is needed")
     notes: list[str] = []
     if mode is None:
-        mode, why = _fitting(one, window, padded=min(lengths) < max(lengths))
+        mode, why = _fitting(one, window, lengths, tokens)
         notes += why
     if mode == "full":
         if window is not None:
@@ -134,6 +134,9 @@ def plan(one: Subject, mode: str | None, window: int | None, lengths: Sequence[i
         notes += why
     if isinstance(one, Theirs):
         _check_theirs(one, mode, window, lengths, tokens)
+        most, first = max(lengths) + tokens - 1, one.stretch
+        if mode != "re-encode" and first and most > first and foreign.begins_anew(one, most) is None:
+            notes.append(f"past {first} tokens all positions of {one.name} change, but for those in its cache already")
     return Plan(mode, window, tuple(notes))
 
 
@@ -147,15 +150,18 @@ def _check_memory(one: Subject, settled: Plan, rows: int, most: int) -> None:
         raise NoMemory(f"{what}, and {spoken_bytes(free)} are free: give a smaller window")
 
 
-def _fitting(one: Ours | Theirs, window: int | None, padded: bool) -> tuple[str, list[str]]:
+def _fitting(one: Ours | Theirs, window: int | None, lengths: Sequence[int], tokens: int) -> tuple[str, list[str]]:
     """The mode that suits a model's positions."""
     if isinstance(one, Ours) and not one.decoder.scheme.relative:
         name = one.decoder.scheme.name
         return "re-encode", [f"mode re-encode: {name} positions would run on past what was trained"]
     if isinstance(one, Theirs) and one.limit is not None:
         return "re-encode", [f"mode re-encode: {one.name} has {one.limit} positions and no more"]
-    if isinstance(one, Theirs) and window is None and not foreign.slides(one, padded):
-        return "full", [f"mode full: {one.name} cannot be run through a sliding cache"]
+    if isinstance(one, Theirs) and window is None:
+        if not foreign.slides(one, padded=min(lengths) < max(lengths)):
+            return "full", [f"mode full: {one.name} cannot be run through a sliding cache"]
+        if (anew := foreign.begins_anew(one, max(lengths) + tokens - 1)) is not None:
+            return "full", [f"mode full: at {anew} tokens {one.name} begins a cache of its own, which does not slide"]
     return "sliding", []
 
 
@@ -174,7 +180,7 @@ def _width(one: Ours | Theirs, mode: str, window: int | None) -> tuple[int, list
 
 
 def _check_theirs(one: Theirs, mode: str, window: int | None, lengths: Sequence[int], tokens: int) -> None:
-    prompt = max(lengths)
+    prompt, padded = max(lengths), min(lengths) < max(lengths)
     needed = window or 0 if mode == "re-encode" else prompt + tokens - 1
     if one.limit is not None and needed > one.limit:
         what = f"a window of {window}" if mode == "re-encode" else f"{prompt} tokens of prompt and {tokens} new ones"
@@ -183,8 +189,15 @@ def _check_theirs(one: Theirs, mode: str, window: int | None, lengths: Sequence[
         one.check_window(window)
         if window == 1:
             raise BadInput("window is 1: the sliding cache of transformers needs at least 2")
-        if not foreign.slides(one, padded=min(lengths) < prompt):
-            raise BadInput(f"{one.name} cannot be run through a sliding cache: the modes full and re-encode are left")
+        if not foreign.slides(one, padded):
+            raise BadInput(f"{one.name} cannot be run through a sliding cache: {foreign.OTHERS}")
+        if (anew := foreign.begins_anew(one, prompt + tokens - 1)) is not None:
+            raise BadInput(
+                f"at {anew} tokens {one.name} begins a cache of its own, which does not slide: {foreign.OTHERS}, "
+                f"or at most {anew} tokens, prompt and new ones together"
+            )
+    if len(lengths) > 1 and not foreign.stands_alone(one, padded, anew=mode == "re-encode"):
+        raise BadInput(f"{one.name} continues several prompts otherwise than each alone: give one prompt at a time")
 
 
 class _Writing:
