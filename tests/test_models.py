@@ -3,7 +3,9 @@
 import json
 import shutil
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import safetensors.torch
@@ -164,13 +166,15 @@ def test_pickled_weights_beside_others_are_left_alone(llama: Path) -> None:
 
 def test_an_adapter_is_not_passed_by(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (llama / "adapter_config.json").write_text("{}")
-    assert find(str(llama)).name == "llama"  # transformers applies it by peft, which is here
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "peft", None)
-        with pytest.raises(
-            BadInput, match=r"is a LoRA adapter: install peft, or merge it into its base \(merge_and_un"
-        ):
-            find(str(llama))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(
+        BadInput, match=r"is a LoRA adapter: install peft, or merge it into its base \(merge_and_unload"
+    ):
+        find(str(llama))
+    peft = ModuleType("peft")
+    peft.__spec__ = ModuleSpec("peft", None)
+    monkeypatch.setitem(sys.modules, "peft", peft)
+    assert find(str(llama)).name == "llama"  # transformers applies it
     (llama / "config.json").unlink()
     with pytest.raises(BadInput, match=r"is a LoRA adapter: merge it into its base \(merge_and_unload\) and save that"):
         find(str(llama))

@@ -146,7 +146,7 @@ def test_pieces_make_up_the_text(text: str, size: int) -> None:
 @given(st.lists(st.sampled_from(["the", "cat.", "  sat", " " * 12, "\n", " on", " é", "\t"]), max_size=40))
 @settings(max_examples=100, deadline=None)
 def test_cuts_at_gaps_change_no_token(trained: Path, words: list[str]) -> None:
-    text = " x".join(words)
+    text = "x x".join(words)  # a gap in every 15 characters
     tokenizer = load_tokenizer(trained)
     pieces = [tokenizer.encode(piece).ids for piece in tokenizer_module.pieces_of(text, 20)]
     assert [one for piece in pieces for one in piece] == tokenizer.encode(text).ids
