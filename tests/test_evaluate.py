@@ -266,6 +266,15 @@ def test_a_pipe_is_a_text_for_every_tokenizer(
     assert typed["results"] == piped[0]["results"]
 
 
+def test_a_pipe_of_jsonl_is_not_read_with_its_braces(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'\n{"text": "one two"}\n{"text": "three"}\n')))
+    with pytest.raises(SystemExit, match="2"):
+        ask(home / SPECS[0], "--text", "-")
+    assert "stdin gives JSONL, and is read as plain text: put it into a file that ends in" in capsys.readouterr().err
+
+
 def test_a_study_s_results_are_not_compared_file_by_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "study.json").write_text('{"kind": "fieldlens study"}')
     with pytest.raises(SystemExit, match="2"):

@@ -17,7 +17,7 @@ def example(name: str) -> Protocol:
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @given(seed=st.integers(0, 1000))
-def test_windows_lie_inside_their_documents(name: str, seed: int) -> None:
+def test_excerpts_lie_inside_their_documents(name: str, seed: int) -> None:
     one, documents = example(name), [40, 160, 400, 51, 350]
     anchors = draw(eligible(documents, one, 50), 8, seed)
     assert len(set(anchors)) == 8

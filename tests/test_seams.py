@@ -82,6 +82,37 @@ def test_a_row_for_all_heads_and_an_edge_are_sound(declare: Declare) -> None:
     check_scheme("mine", 4, 8)
 
 
+PROJECTED = (
+    BUILT + "        self.slope = nn.Parameter(0.1 * torch.randn(heads))\n" + gives("bias", "-self.slope[:, None] * d")
+)
+
+
+@pytest.mark.parametrize("rule", ["clamp_(min=0)", "div_(self.slope.data.norm())"])
+def test_what_a_scheme_projects_is_no_number_of_its_own(declare: Declare, rule: str) -> None:
+    declare(f"{PROJECTED}    def project(self):\n        self.slope.data.{rule}\n")
+    for _ in range(20):
+        check_scheme("mine", 4, 8)
+
+
+FACTORY = (
+    "def make(name):\n    return type(name, (Scheme,), {'name': name})\n\nmade = [make('first'), make('second')]\n"
+)
+
+
+@pytest.mark.parametrize("text", [FACTORY, "import {package}.schemes\n"])
+def test_a_file_may_have_its_schemes_made_elsewhere(
+    declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    package = f"package_{abs(hash(tmp_path))}"
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "schemes.py").write_text(f"{HEAD}{FACTORY}")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugin = tmp_path / "all.py"
+    plugin.write_text(HEAD + text.replace("{package}", package))
+    schemes._load_file(str(plugin))
+    assert {"first", "second"} <= schemes.registry().keys()
+
+
 LEARNT = (
     BUILT
     + (
@@ -127,7 +158,9 @@ def test_validation_is_no_training(declare: Declare, tmp_path: Path) -> None:
     assert trainer.decoder.training
 
 
-def test_a_run_whose_formula_has_changed_is_not_evaluated(declare: Declare, tmp_path: Path) -> None:
+def test_a_run_whose_formula_has_changed_is_not_evaluated(
+    declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bias = gives("bias", "-0.05 * d[None]")
     declare(bias)
     words = training.write_corpus(tmp_path / "words")
@@ -135,6 +168,9 @@ def test_a_run_whose_formula_has_changed_is_not_evaluated(declare: Declare, tmp_
     origin = find(str(tmp_path / "run"))
     loaded = load(origin, torch.device("cpu"), torch.float32)
     assert loaded.about["scheme_source"] == schemes.source_of("mine")["scheme_source"]
+    mine = schemes._REGISTRY["mine"]
+    monkeypatch.setattr(mine, "__module__", "fieldlens.schemes.mine")  # moved to where settled formulas are
+    assert load(origin, torch.device("cpu"), torch.float32).about["scheme_source"] == mine.file_hash
     del schemes._REGISTRY["mine"]
     declare(bias.replace("0.05", "3.0"))
     with pytest.raises(BadInput, match="the file of scheme 'mine' has changed since this run was trained"):

@@ -263,6 +263,9 @@ def test_a_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (row,) = overview(found, places, Forecast({"train": 1.0, "evaluate": 1.0, "measure": 1.0}))
     assert row["state"] == "diverged"
     assert "diverged" in page(places.results)
+    path = places.result(job) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "addresses": ["odd"]}))
+    assert state_of(job, places) == "stale"
 
 
 def test_faults_change_no_result(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

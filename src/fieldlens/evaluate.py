@@ -1,5 +1,6 @@
 """From models and a corpus by name to result files."""
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -99,11 +100,26 @@ def read_texts(origins: Sequence[Origin], file: Path | None, corpus: str | None,
 def _given(path: Path) -> File:
     """The file that --text names; what comes through a pipe is read at once, for it comes only once."""
     if str(path) == "-":
-        return File("stdin", Path("stdin"), None, sys.stdin.buffer.read())
+        return _piped(Path("stdin"), sys.stdin.buffer.read())
     if not path.exists() or path.is_dir():
         raise BadInput(f"{path} is no file: --text takes a text or JSONL file")
     refuse_json(path.name)
-    return File(path.name, path, None, None if path.is_file() else path.read_bytes())
+    return File(path.name, path, None) if path.is_file() else _piped(path, path.read_bytes())
+
+
+def _piped(path: Path, content: bytes) -> File:
+    """What a pipe brought: plain text, unless its name says otherwise; JSONL is not read with its braces."""
+    file = File(path.name, path, None, content)
+    if file.form == "text" and _is_object(content.lstrip().split(b"\n", 1)[0]):
+        raise BadInput(f"{path} gives JSONL, and is read as plain text: put it into a file that ends in .jsonl")
+    return file
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _read_file(file: File, tokenizer: Path) -> Text:

@@ -138,4 +138,5 @@ def read_measurement(path: Path) -> Measurement:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, BadInput):
             raise
-        raise BadInput(f"{path} is not a whole result of a measurement ({type(error).__name__}: {error})") from None
+        what = f"is not a whole result of a measurement ({type(error).__name__}: {error})"
+        raise BadInput(f"{path} {what}: delete it, and what made it makes it again") from None

@@ -24,7 +24,7 @@ from fieldlens.checkpoint import Damaged, read_folder
 from fieldlens.decoder import Decoder
 from fieldlens.errors import BadInput
 from fieldlens.run import Run
-from fieldlens.schemes import source_of
+from fieldlens.schemes import parse, source_of
 from fieldlens.store import build, cache_folder, digest, hash_of, intact
 from fieldlens.subject import Subject, check_causal, subject, weights_hash
 
@@ -192,7 +192,7 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
 def _check_source(origin: Origin) -> None:
     """Refuse a run whose scheme is no longer the one that it was trained with."""
     known = origin.about()
-    if "scheme_source" in known and known["scheme_source"] != source_of(origin.name).get("scheme_source"):
+    if "scheme_source" in known and known["scheme_source"] != parse(origin.name)[0].file_hash:
         raise BadInput(
             f"{origin.text}: the file of scheme '{origin.name}' has changed since this run was trained: put it back as "
             "it was, or train again"

@@ -1,5 +1,7 @@
 """Seams: what a scheme of somebody else's gives a decoder, asked before anything is trained with it."""
 
+from copy import deepcopy
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,9 @@ def check_scheme(spec: str, heads: int, head_width: int) -> None:
     one = scheme(spec, heads, head_width).eval()
     if is_ours(type(one)):
         return  # the tests have asked
-    again = scheme(spec, heads, head_width).eval()
-    again.load_state_dict(one.state_dict())
+    again, state = scheme(spec, heads, head_width).eval(), deepcopy(one.state_dict())
+    for built in (one, again):  # both: loading also projects
+        built.load_state_dict(state)
     shapes = {"embedding": (FEW, heads * head_width), "angles": (FEW, head_width // 2), "bias": (heads, FEW)}
     for seam, wanted in shapes.items():
         table, loaded = (_ask(built, seam) for built in (one, again))

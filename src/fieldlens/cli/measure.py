@@ -44,7 +44,7 @@ def measure(
     models
         Run folders, Hugging Face folders or ids, GGUF files; several are shown together.
     text
-        A text or JSONL file to read whole, - for standard input; or --corpus.
+        A text or JSONL file to read whole; - for plain text from standard input. Or --corpus.
     corpus
         A corpus by name or path; the first run's own unless given, else stdlib.
     length

@@ -158,10 +158,11 @@ def _load_file(plugin: str) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pickle and the compiler look a class up where it says it is
+    sys.modules[name], before = module, dict(_REGISTRY)  # pickle and the compiler look a class up where it says it is
     try:
         spec.loader.exec_module(module)
-        if not any(isinstance(one, type) and one in _REGISTRY.values() for one in vars(module).values()):
+        has = any(isinstance(one, type) and one in _REGISTRY.values() for one in vars(module).values())
+        if not has and before == _REGISTRY:
             raise BadInput(f"{PLUGINS} names {plugin}, which declares no scheme: give a subclass of Scheme a name")
     except BaseException:
         del sys.modules[name]

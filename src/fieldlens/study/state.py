@@ -80,10 +80,10 @@ def _is_done(job: Job, found: dict[str, Any], folder: Path, text: str | None) ->
     """Whether a result is what is asked for, from this text, and its files are as it says."""
     if text is not None and found.get("text") != text:
         return False
+    asked, files = found.get("addresses"), found.get("files")
     if found.get("state") == "diverged":
-        return (found.get("addresses") or {}).get("training") == job.training_address
-    files = found.get("files")
-    if found.get("addresses") != job.addresses or not isinstance(files, dict):
+        return isinstance(asked, dict) and asked.get("training") == job.training_address
+    if asked != job.addresses or not isinstance(files, dict):
         return False
     return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in files.items())
 
