@@ -82,6 +82,9 @@ def test_controls_are_asked_for_one_seed_and_lack_none(study: Study) -> None:
     shifted = [job for job in jobs if job.recipe.scheme == "alibi"]
     without = Told(study, there=lambda job: job not in shifted)
     assert cut(jobs, without).startswith("0 of 5 seeds, ")
+    controls = [job for job in study.whole if job.recipe.corpus == "latex"]
+    neither = Told(study, there=lambda job: job.recipe.scheme not in ("alibi", "none", "t5"))
+    assert cut(controls, neither).startswith("0 of 5 seeds, ")
 
 
 def test_one_damaged_result_leaves_the_other_artifacts_to_be_drawn(

@@ -192,6 +192,21 @@ def test_every_artifact_redraws_from_results_alone(
     assert all(row["drawn"] for name, row in states.items() if name != "parity")
 
 
+def test_the_committed_results_are_whole_and_all_they_show_can_be_drawn(
+    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = HERE.parent / "results" / "paper"
+    folders = {path.name for path in results.iterdir() if path.is_dir() and path.name != "parity"}
+    states = Shelf(study, results).states
+    assert {name: states.get(name) for name in folders} == dict.fromkeys(folders, "done")
+    main(["paper", "all", "--results", str(results), "--out", str(tmp_path), "--json"])
+    drawn = {row["name"] for row in json.loads(capsys.readouterr().out)["drawn"] if row["files"]}
+    main(["paper", "--results", str(results), "--out", str(tmp_path), "--json"])
+    found = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)["artifacts"]}
+    assert drawn == {name for name, state in found.items() if state in ("fresh", "partial")}
+    assert set(found.values()) <= {"fresh", "partial", "missing"}
+
+
 def test_a_cell_is_what_a_hand_computes(study: Study, tmp_path: Path) -> None:
     shelf = Shelf(study, tmp_path)
     for seed in (1235, 1236):

@@ -46,7 +46,7 @@ class Drawn:
     sheets: Sequence[Sheet] = ()
     figures: dict[str, Figure] = field(default_factory=dict)
     records: Sequence[dict[str, Any]] = ()
-    """The numbers of all sheets, in full."""
+    """The numbers of its cells, in full."""
 
 
 _REGISTRY: dict[str, "type[Artifact]"] = {}
@@ -156,10 +156,10 @@ def cut(jobs: Sequence[Job], shelf: Shelf) -> str:
     asked, there = (
         Counter((job.recipe.scheme, job.recipe.corpus, job.recipe.length) for job in some) for some in (jobs, done)
     )
-    lacking = {there[one]: wanted for one, wanted in asked.items() if one[1] in corpora and there[one] < wanted}
+    lacking = [(there[one], wanted) for one, wanted in asked.items() if one[1] in corpora and there[one] < wanted]
     if lacking:
-        few, many = min(lacking), max(lacking)
-        said.append(f"{few if few == many else f'{few} to {many}'} of {max(lacking.values())} seeds")
+        (few, many), most = (f(have for have, _ in lacking) for f in (min, max)), max(wanted for _, wanted in lacking)
+        said.append(f"{few if few == many else f'{few} to {many}'} of {most} seeds")
     return ", ".join([*said, f"{len(done)} of {len(jobs)} runs"])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fieldlens.advice import CLOSE_ENOUGH
 from fieldlens.evaluation import Evaluation
-from fieldlens.paper.scale import TRAINED
+from fieldlens.paper.scale import LENGTHS, TRAINED
 from fieldlens.paper.shelf import Shelf
 from fieldlens.receptive import ReceptiveField
 from fieldlens.statistics import Interval, Paired, bootstrap_difference, differences, extent, holm, sign_flip
@@ -106,7 +106,7 @@ class Evidence:
     def name(self, model: str, trained: int = TRAINED) -> str:
         """How a run is called in evidence."""
         longer = f" trained on {self.shelf.length(trained)}" if trained != TRAINED else ""
-        return f"{self.shelf.spec(model)}{longer}"
+        return f"{self.shelf.label(model)}{longer}"
 
     def each(self, model: str, corpus: str, trained: int = TRAINED, **asked: Any) -> dict[int, Evaluation]:
         """The evaluations of a model by seed, but for those that diverged."""
@@ -214,17 +214,36 @@ class Evidence:
             np.mean([differences(one[seed].quantities(a), other[seed].quantities(b)) for a, b in pairs], axis=0)
             for seed in shared
         ])  # fmt: skip
-        differences_N, units_N = each_SN.mean(0), one[shared[0]].units()[0]
-        interval = bootstrap_difference(differences_N, units_N)[0]
-        seeds = tuple(each_SN.mean(1).tolist())
-        return Gap(sign_flip(differences_N, units_N), interval, seeds, extent(differences_N, units_N))
+        return _gap(each_SN, one[shared[0]].units()[0])
 
     def between(self, model: str, other: str, corpus: str, lengths: Sequence[int]) -> Gap:
         """Between two models."""
+        return self.gap(*self._both(model, other, corpus), lengths)
+
+    def repair(self, model: str, longer: int, corpus: str) -> Gap:
+        """How much higher a model's loss at the longest length is if it was trained on longer sequences."""
+        one, two = (self.each(model, corpus, trained) for trained in (longer, TRAINED))
+        if not one.keys() & two.keys():
+            raise self.missing(model, corpus, longer, f", with a seed of {self.name(model)}")
+        return self.gap(one, two, LENGTHS[-1:])
+
+    def growth(self, model: str, other: str, corpus: str) -> Gap:
+        """How much more one model's loss grows from L_tr to the longest length than another's."""
+        one, two = self._both(model, other, corpus)
+        first, last = (self.shelf.length(length) for length in (LENGTHS[0], LENGTHS[-1]))
+        shared = sorted(one.keys() & two.keys())
+        grown, theirs = (
+            np.stack([differences(each[seed].quantities(last), each[seed].quantities(first)) for seed in shared])
+            for each in (one, two)
+        )
+        return _gap(grown - theirs, one[shared[0]].units()[0])
+
+    def _both(self, model: str, other: str, corpus: str) -> tuple[dict[int, Evaluation], dict[int, Evaluation]]:
+        """The evaluations of two models by seed; there is one that they share."""
         one, two = (self.each(name, corpus) for name in (model, other))
         if not one.keys() & two.keys():
             raise self.missing(other, corpus, why=f", with a seed of {self.name(model)}")
-        return self.gap(one, two, lengths)
+        return one, two
 
     def lower(
         self, corpus: str, pairs: Sequence[tuple[str, str]], lengths: Sequence[int], each: bool = False
@@ -239,10 +258,18 @@ class Evidence:
         for ((one, other), some), gap in zip(asked, corrected(gaps), strict=True):
             found.append(gap.agreed(gap.lower(), lambda difference: difference < 0))
             at = f" at {self.shelf.length(some[0])}" if len(some) == 1 else ""
-            names = f"{self.shelf.spec(one)} minus {self.shelf.spec(other)}{at}"
+            names = f"{self.shelf.label(one)} minus {self.shelf.label(other)}{at}"
             seeds = by_seed(gap, lambda nats: f"{nats:+.4f}")
             said.append(f"{names}: {gap.found.difference:+.4f} nats ({tested(gap)}{seeds})")
         return found, said
+
+
+def _gap(each_SN: np.ndarray, units_N: np.ndarray) -> Gap:
+    """From the differences of each target, seed by seed."""
+    differences_N = each_SN.mean(0)
+    interval = bootstrap_difference(differences_N, units_N)[0]
+    seeds = tuple(each_SN.mean(1).tolist())
+    return Gap(sign_flip(differences_N, units_N), interval, seeds, extent(differences_N, units_N))
 
 
 def corrected(gaps: Sequence[Gap]) -> list[Gap]:

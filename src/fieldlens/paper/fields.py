@@ -8,10 +8,10 @@ import numpy as np
 from fieldlens.advice import coverage
 from fieldlens.draw import Curve
 from fieldlens.paper.printed import receptive_fields
-from fieldlens.paper.scale import TRAINED, heading, spec_of
+from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import Shelf
 from fieldlens.receptive import ReceptiveField
-from fieldlens.schemes import parse, registry
+from fieldlens.schemes import parse
 from fieldlens.sheet import Sheet
 
 
@@ -21,8 +21,7 @@ def curves(shelf: Shelf, models: Sequence[str], corpus: str, trained: int = TRAI
     for model in models:
         field = shelf.field(model, corpus, trained)
         if field is not None:
-            named = _named(shelf, model)
-            found.append(field.curve(shelf.spec(model))._replace(label=f"{named}: ERF {field.bounded()}"))
+            found.append(field.curve(shelf.spec(model))._replace(label=f"{shelf.label(model)}: ERF {field.bounded()}"))
     return found
 
 
@@ -40,7 +39,7 @@ def reading(
         reach = f"{layers * (window - 1) + 1:,} ({layers * window:,})" if window else "–"
         length = shelf.length(trained)
         rows.append([
-            _named(shelf, model),
+            shelf.label(model),
             f"{paper / TRAINED:.2f}" if paper else "–",
             "–" if field is None else f"{'> ' if field.saturated() else ''}{field.erf(0.99) / length:.2f}",
             "–" if field is None else field.bounded(),
@@ -61,9 +60,3 @@ def distance(a: ReceptiveField, b: ReceptiveField) -> float:
     first, second = (np.cumsum(one.shares()[::-1]) for one in (a, b))
     shared = min(len(first), len(second))
     return float(abs(first[:shared] - second[:shared]).max())
-
-
-def _named(shelf: Shelf, model: str) -> str:
-    if spec_of(model) == shelf.spec(model) or model in registry():
-        return model  # the paper knows one of each
-    return heading(spec_of(model), shelf.spec(model))

@@ -13,8 +13,9 @@ import torch
 from fieldlens.errors import BadInput
 from fieldlens.evaluation import Evaluation
 from fieldlens.paper.printed import CORPORA
-from fieldlens.paper.scale import TRAINED, scaled, spec_of, unscaled
+from fieldlens.paper.scale import TRAINED, heading, option, scaled, spec_of, unscaled
 from fieldlens.receptive import ReceptiveField
+from fieldlens.schemes import registry
 from fieldlens.study.harvest import Result, read_result
 from fieldlens.study.plan import Job, Study
 from fieldlens.study.state import Places, state_of
@@ -75,6 +76,13 @@ class Shelf:
         """The spec of one of the paper's models here: scaled, or with the paper's own distances as a control."""
         own = spec_of(model)
         return unscaled(own, self.trained) if control else scaled(own, self.factor)
+
+    def label(self, model: str) -> str:
+        """A model as a reader of the paper knows it; the paper's distance and ours where they differ: Δ 2 | 0."""
+        there, here = spec_of(model), self.spec(model)
+        if model in registry():
+            return model  # the paper knows one of each
+        return option(there) if there == here else heading(there, here)
 
     def jobs(
         self, models: Sequence[str], corpora: Sequence[str], trained: int = TRAINED, control: bool = False

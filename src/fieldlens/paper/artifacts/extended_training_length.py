@@ -5,7 +5,7 @@ from typing import Any
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.cells import both, record, score
 from fieldlens.paper.printed import cells
-from fieldlens.paper.scale import TRAINED, heading, spec_of
+from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import MOST, Shelf
 from fieldlens.sheet import Sheet
 from fieldlens.study.plan import Job
@@ -34,7 +34,7 @@ class ExtendedTrainingLength(Artifact):
                 known = record(shelf, corpus, model, length, there, ours)
                 records.append({**known, "trained": shelf.length(FIXED[model])})
             rows.append(row)
-        columns = [f"{_heading(shelf, model)}, {shelf.corpus_label(corpus)}" for model, corpus in pairs]
+        columns = [f"{shelf.label(model)}, {shelf.corpus_label(corpus)}" for model, corpus in pairs]
         main = Sheet(["L_ex", *columns], rows, "trained on longer sequences (paper · ours)")
         cost = [self._cost(shelf, model, corpus) for model, corpus in pairs]
         words = ["model", "L_tr", "longest / own L_tr before", "after", "99% within before", "after", "training time"]
@@ -48,7 +48,7 @@ class ExtendedTrainingLength(Artifact):
         ratios = [seconds[1][seed] / seconds[0][seed] for seed in shared]
         lengths = " → ".join(str(shelf.length(trained)) for trained in (TRAINED, long))
         return [
-            f"{_heading(shelf, model)}, {shelf.corpus_label(corpus)}",
+            f"{shelf.label(model)}, {shelf.corpus_label(corpus)}",
             lengths,
             *(_growth(shelf, model, corpus, trained) for trained in (TRAINED, long)),
             *(_within(one) for one in fields),
@@ -57,10 +57,6 @@ class ExtendedTrainingLength(Artifact):
 
 
 _COST = "Both are trained on as many tokens as all others; memory and time of attention grow with the length."
-
-
-def _heading(shelf: Shelf, model: str) -> str:
-    return heading(spec_of(model), shelf.spec(model))
 
 
 def _growth(shelf: Shelf, model: str, corpus: str, trained: int) -> str:

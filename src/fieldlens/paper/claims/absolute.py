@@ -42,16 +42,16 @@ def leave_the_field(evidence: Evidence) -> Outcome:
 def sinusoidal_jumps(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         each = [_jumps(evidence, corpus, trained) for trained in TRAININGS]
-        return settled([found for found, _ in each]), [said for _, said in each]
+        return settled([found for found, _ in each]), [said for _, words in each for said in words]
 
     return over(evidence, ("arxiv",), test, "a heaviest span that stands out, and is the same with each seed")
 
 
-def _jumps(evidence: Evidence, corpus: str, trained: int) -> tuple[Answer, str]:
-    """Whether it jumps, if all seeds say the same; in the words of all their segments."""
+def _jumps(evidence: Evidence, corpus: str, trained: int) -> tuple[Answer, list[str]]:
+    """Whether it jumps, if all seeds say the same; and what each says."""
     here = evidence.shelf.length(trained)
-    each = [_jump(field, here)[0] for field in evidence.fields("sinusoidal", corpus, trained).values()]
-    return agreed(each), _jump(evidence.field("sinusoidal", corpus, trained), here)[1]
+    each = {seed: _jump(field, here) for seed, field in evidence.fields("sinusoidal", corpus, trained).items()}
+    return agreed([found for found, _ in each.values()]), [f"seed {seed}, {said}" for seed, (_, said) in each.items()]
 
 
 def _jump(field: ReceptiveField, here: int) -> tuple[Answer, str]:
@@ -80,18 +80,19 @@ def rotary_rings(evidence: Evidence) -> Outcome:
 
     here = evidence.shelf.trained
 
-    def rings(field: ReceptiveField) -> tuple[bool, list[str]]:
+    def rings(field: ReceptiveField) -> tuple[bool, str]:
         found, (first, _) = spans(field, here), jump(field, here)
         second = max((place for place in found if abs(place - first) >= here / 2), key=found.__getitem__)
         apart = abs(second - first)
         wave = min(waves, key=lambda one: abs(math.log(one / apart)))
         tall = min(found[first], found[second]) >= TALL
         places = [f"{found[place]:.1f} times the mean {field.length - place} back" for place in (first, second)]
-        said = [", ".join(places), f"{apart} apart; the nearest wavelength is {wave:.1f}"]
+        said = f"{', '.join(places)}: {apart} apart; the nearest wavelength is {wave:.1f}"
         return tall and abs(apart / wave - 1) <= RINGING, said
 
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        each = [rings(field)[0] for field in evidence.fields("rotary", corpus).values()]
-        return agreed(each), rings(evidence.field("rotary", corpus))[1]
+        each = {seed: rings(field) for seed, field in evidence.fields("rotary", corpus).items()}
+        said = [f"seed {seed}, {words}" for seed, (_, words) in each.items()]
+        return agreed([found for found, _ in each.values()]), said
 
     return over(evidence, ALL, test)
