@@ -370,6 +370,16 @@ def test_a_repair_must_predict_better_not_only_rise_less(study: Study) -> None:
     assert judge_one(registry()["longer-training-repairs"], Evidence(shelf)).verdict == "does not hold"
 
 
+@pytest.mark.parametrize(("flat", "verdict"), [(0.5, "holds"), (0.05, "does not hold")])
+def test_slopes_are_judged_by_growth_beyond_that_of_alibi(study: Study, flat: float, verdict: str) -> None:
+    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+        rise = flat if kind_of(job)[1].get("shift") == 6 else 0.05
+        return 3.0 + rise * (length > 128)
+
+    shelf = Told(study, law, there=with_a_second_seed, noise=0.001)
+    assert judge_one(registry()["slope-values"], Evidence(shelf)).verdict == verdict
+
+
 def test_models_go_by_the_papers_names_and_ours(worlds: dict[str, Shelf]) -> None:
     shelf = worlds["holds"]
     assert [shelf.label(model) for model in ("alibi", "shift:2", "same:8", "window:80", "t5", "sandwich:dims=64")] == [
