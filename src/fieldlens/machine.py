@@ -1,7 +1,9 @@
 """Where and how numbers are computed: device, dtype, threads."""
 
+import ctypes
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -31,7 +33,7 @@ class Machine:
     threads: int | None = None
 
     def start(self) -> "tuple[torch.device, torch.dtype]":
-        """Set the threads, flush denormals (decaying biases make them, at 2–3 × the time) and choose."""
+        """Set the threads, flush denormals (decaying biases make them, at 2–3 × the time), keep pages, and choose."""
         import torch
 
         if self.threads is not None:
@@ -39,6 +41,7 @@ class Machine:
                 raise BadInput(f"threads is {self.threads}: at least 1 is needed")
             torch.set_num_threads(self.threads)
         torch.set_flush_denormal(True)
+        keep_pages()
         device = self._device()
         return device, self._dtype(device)
 
@@ -65,6 +68,22 @@ class Machine:
             print("fieldlens: bfloat16 does not run on this CPU; float32 is used instead", file=sys.stderr)
             return torch.float32
         return getattr(torch, self.dtype)
+
+
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
+"""What glibc's mallopt calls its settings."""
+
+
+def keep_pages() -> None:
+    """Let glibc keep up to 1 GiB of freed memory for the next tensors.
+
+    Otherwise each step gives its memory back and faults it in again: a step of the pocket takes × 1.05 to × 1.09.
+    """
+    with suppress(OSError, TypeError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(MMAP_THRESHOLD, 32 << 20)  # the most that it takes: what is larger is still given back
+        mallopt(TRIM_THRESHOLD, 1 << 30)
+        mallopt(TOP_PAD, 64 << 20)
 
 
 def bfloat16_runs() -> bool:
