@@ -293,6 +293,17 @@ def test_the_protocol_is_drawn_from_its_own_indices(study: Study, monkeypatch: p
         assert 5 in commonest.values()
 
 
+def test_a_repair_shows_levels_growth_and_cost_before_and_after(study: Study) -> None:
+    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+        level = 20.0 if job.recipe.length == 128 else 30.0
+        return math.log(level * (2 if job.recipe.length == 128 and length > 128 else 1))
+
+    shelf = Told(study, law, train=lambda job: 100.0 if job.recipe.length == 128 else 150.0, noise=0.0)
+    sheet = find("extended_training_length").draw(shelf).sheets[1]
+    rows = {row[0]: row[1:] for row in sheet.rows}
+    assert rows["w 160 | 40, ArXiv | latex"] == ["128 → 256", "40.0 → 30.0", "2.00 → 1.00", "74 → 148", "× 1.50"]
+
+
 def test_growth_is_over_a_models_own_perplexity_where_it_was_trained() -> None:
     wide = [None, None, None]
     lines = [

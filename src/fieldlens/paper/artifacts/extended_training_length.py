@@ -1,7 +1,5 @@
 """Failed cases trained on longer sequences that cover their receptive field: what it repairs, and what it costs."""
 
-from typing import Any
-
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.cells import both, record, score
 from fieldlens.paper.printed import cells
@@ -37,26 +35,34 @@ class ExtendedTrainingLength(Artifact):
         columns = [f"{shelf.label(model)}, {shelf.corpus_label(corpus)}" for model, corpus in pairs]
         main = Sheet(["L_ex", *columns], rows, "trained on longer sequences (paper · ours)")
         cost = [self._cost(shelf, model, corpus) for model, corpus in pairs]
-        words = ["model", "L_tr", "longest / own L_tr before", "after", "99% within before", "after", "training time"]
+        words = ["model", "L_tr", "perplexity at the longest", "longest / own L_tr", "99% within", "training time"]
         return Drawn([main, Sheet(words, cost, "what it repairs, and what it costs (ours)", (_COST,))], records=records)
 
     def _cost(self, shelf: Shelf, model: str, corpus: str) -> list[str]:
         long = FIXED[model]
-        fields = [shelf.field(model, corpus, trained) for trained in (TRAINED, long)]
         seconds = [shelf.seconds(model, corpus, trained) for trained in (TRAINED, long)]
         shared = sorted(seconds[0].keys() & seconds[1].keys())
         ratios = [seconds[1][seed] / seconds[0][seed] for seed in shared]
-        lengths = " → ".join(str(shelf.length(trained)) for trained in (TRAINED, long))
         return [
             f"{shelf.label(model)}, {shelf.corpus_label(corpus)}",
-            lengths,
-            *(_growth(shelf, model, corpus, trained) for trained in (TRAINED, long)),
-            *(_within(one) for one in fields),
+            *(
+                " → ".join(told(shelf, model, corpus, trained) for trained in (TRAINED, long))
+                for told in (_trained, _longest, _growth, _within)
+            ),
             f"× {sum(ratios) / len(ratios):.2f}" if ratios else "–",
         ]
 
 
 _COST = "Both are trained on as many tokens as all others; memory and time of attention grow with the length."
+
+
+def _trained(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
+    return str(shelf.length(trained))
+
+
+def _longest(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
+    last = score(shelf, model, corpus, LENGTHS[-1], trained).mean
+    return "–" if last is None else f"{last:.1f}"
 
 
 def _growth(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
@@ -65,7 +71,8 @@ def _growth(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
     return f"{last / first:.2f}" if last is not None and first else "–"
 
 
-def _within(field: Any) -> str:
+def _within(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
+    field = shelf.field(model, corpus, trained)
     if field is None:
         return "–"
     return f"{'> ' if field.saturated() else ''}{field.erf(0.99)}"
