@@ -77,7 +77,7 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 def keep_pages() -> None:
     """Let glibc keep up to 1 GiB of freed memory for the next tensors.
 
-    Otherwise each step gives its memory back and faults it in again: a step of the pocket takes × 1.05 to × 1.09.
+    Otherwise each step gives its memory back and faults it in again: a step of the pocket takes × 1.04 to × 1.05.
     """
     with suppress(OSError, TypeError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
