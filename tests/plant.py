@@ -104,6 +104,8 @@ BUGS = [
     ("half a time taken for a whole", "study/job.py", "            if whole:", "            if True:"),
     ("the study's recipe not looked at", "paper/artifact.py", "artifact.name, recipes,", "artifact.name,"),
     ("parity of the filling too", "paper/parity.py", "(ids_BT * is_bit_BT).sum(1)", "ids_BT.sum(1)"),
+    ("parity outlives its starter", "paper/parity.py", "threading.Thread(target=end, daemon=True).start()", "pass"),
+    ("parity ends its trials before it stops", "paper/parity.py", "child.terminate()", "pass"),
     ("coverage of all tokens", "receptive.py", "self.shares()[-tokens:]", "self.shares()"),
     ("a key too few in the cache", "cache.py", "else window - 1", "else max(0, window - 2)"),
     ("a key too many in the cache", "cache.py", "min(self.seen, self.earlier)", "min(self.seen, self.earlier + 1)"),

@@ -2,7 +2,15 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,11 +18,13 @@ import torch
 from shelving import Told
 
 from fieldlens.cli import main
+from fieldlens.errors import BadInput
+from fieldlens.machine import Machine
 from fieldlens.paper import parity
 from fieldlens.paper.artifact import find, redraw, state
 from fieldlens.paper.claims import judge_one, registry
 from fieldlens.paper.evidence import Evidence
-from fieldlens.paper.parity import RECENT, SCHEMES, SEEDS, Task, Trial, perform, strings
+from fieldlens.paper.parity import RECENT, SCHEMES, SEEDS, Task, Trial, perform, perform_all, strings
 from fieldlens.paper.shelf import Shelf
 from fieldlens.results import write_json
 from fieldlens.study.plan import Study, read_study
@@ -169,9 +179,90 @@ def test_without_results_the_claim_is_undecided(study: Study) -> None:
 def test_the_command_runs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made: list[str] = []
-    monkeypatch.setattr("fieldlens.paper.artifacts.parity.perform", lambda trial, *_: made.append(trial.name))
+    asked: list[tuple[int, int, int | None]] = []
+
+    def note(some: Sequence[Trial], folder: Path, workers: int, machine: Machine) -> None:
+        asked.append((len(some), workers, machine.threads))
+
+    monkeypatch.setattr("fieldlens.paper.artifacts.parity.perform_all", note)
     written(tmp_path, 1.0, 0.5)
-    main(["paper", "parity", "--run", "--results", str(tmp_path), "--out", str(tmp_path / "out"), "--json"])
-    assert len(made) == len(SCHEMES) * len(SEEDS)
+    where = ["--results", str(tmp_path), "--out", str(tmp_path / "out")]
+    main(["paper", "parity", "--run", *where, "--json", "--workers", "3", "--threads", "2"])
+    assert asked == [(len(SCHEMES) * len(SEEDS), 3, 2)]
     assert json.loads(capsys.readouterr().out)["drawn"][0]["name"] == "parity"
+
+
+def test_side_by_side_gives_what_one_gives(tmp_path: Path) -> None:
+    some = [Trial(scheme, 1, dataclasses.replace(QUICK, steps=3)) for scheme in ("kerple", "none")]
+    perform_all(some, tmp_path / "two", 2, Machine())
+    stamps = [trial.file(tmp_path / "two").stat().st_mtime_ns for trial in some]
+    perform_all(some, tmp_path / "two", 2, Machine())
+    assert [trial.file(tmp_path / "two").stat().st_mtime_ns for trial in some] == stamps
+    for trial in some:
+        perform(trial, tmp_path / "one")
+        assert trial.accuracy(tmp_path / "two") == trial.accuracy(tmp_path / "one")
+
+
+def test_a_killed_process_is_said_in_one_line(tmp_path: Path) -> None:
+    def kill() -> None:
+        while not (children := multiprocessing.active_children()):
+            time.sleep(0.01)
+        children[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(BadInput, match="was killed; the same command goes on"):
+        perform_all([Trial("none", 1)], tmp_path, 1, Machine())
+    killer.join()
+    assert not multiprocessing.active_children()
+
+
+BEGIN = """
+import sys
+from pathlib import Path
+from fieldlens.machine import Machine
+from fieldlens.paper.parity import Task, Trial, perform_all
+if __name__ == "__main__":
+    task = Task(look_every=1, steps=1_000_000, layers=1, width=8, heads=1, batch=1)
+    perform_all([Trial("none", 1, task)], Path(sys.argv[1]), 1, Machine())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are found in /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "begin.py").write_text(BEGIN)
+    command = [sys.executable, str(tmp_path / "begin.py"), str(tmp_path)]
+    starter = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def children() -> list[int]:
+        found = Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text().split()
+        return [one for one in map(int, found) if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+    def until(true: Callable[[], object]) -> None:
+        for _ in range(600):
+            if true():
+                return
+            time.sleep(0.05)
+        pytest.fail("it takes more than half a minute")
+
+    def state_of(one: int) -> list[str]:
+        return Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+
+    def gone(one: int) -> bool:
+        try:
+            return state_of(one)[0] == "Z"
+        except OSError:
+            return True
+
+    try:
+        until(children)
+        (child,) = children()
+        until(lambda: int(state_of(child)[11]) > 4 * os.sysconf("SC_CLK_TCK"))  # seconds of work: it is at a trial
+        os.killpg(starter.pid, how) if how == signal.SIGINT else starter.kill()
+        assert starter.wait(60) != 0
+        until(lambda: gone(child))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(starter.pid, signal.SIGKILL)
+        starter.wait()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,7 +116,7 @@ def _run(
     machine.start()
     os.nice(crew.nice)
     for one in chosen:
-        one.run(shelf, lambda line: print(line, file=sys.stderr, flush=True))
+        one.run(shelf, crew.count(machine), machine)
     return None if wanted is None else (wanted, places)
 
 

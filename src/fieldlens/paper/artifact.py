@@ -9,7 +9,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from fieldlens.checkpoint import replace_file
 from fieldlens.draw import save
 from fieldlens.errors import BadInput, unknown
+from fieldlens.machine import Machine
 from fieldlens.paper import artifacts
 from fieldlens.paper.printed import printed_text
 from fieldlens.paper.shelf import Shelf
@@ -88,7 +89,7 @@ class Artifact(ABC):
         done = [job.name for job in self.jobs(shelf) if shelf.states[job.name] == "done"]
         return [path for name in done for path in sorted((shelf.folder / name).iterdir())]
 
-    def run(self, shelf: Shelf, tell: Callable[[str], None]) -> None:  # noqa: B027
+    def run(self, shelf: Shelf, workers: int, machine: Machine) -> None:  # noqa: B027
         """Make what it needs and the study does not."""
 
     @abstractmethod

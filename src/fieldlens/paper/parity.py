@@ -5,8 +5,15 @@ every bit matters as much. A small study of its own: one model takes minutes, an
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +24,7 @@ from torch import Tensor, nn
 from fieldlens.decoder import Config, Decoder
 from fieldlens.errors import BadInput
 from fieldlens.evaluate import slug
+from fieldlens.machine import Machine
 from fieldlens.results import provenance, read_json, write_json
 from fieldlens.store import digest
 
@@ -127,7 +135,7 @@ def accuracy(model: Decoder, bits: int, count: int, chance: torch.Generator) -> 
     return float((found_B == parity_B).double().mean())
 
 
-def train(trial: Trial, tell: Callable[[str], None] = lambda line: None) -> tuple[Decoder, int]:
+def train(trial: Trial) -> tuple[Decoder, int]:
     """A trained model, and how many bits its training strings had in the end."""
     task = trial.task
     torch.manual_seed(trial.seed)
@@ -155,18 +163,51 @@ def train(trial: Trial, tell: Callable[[str], None] = lambda line: None) -> tupl
             if longest < task.longest and accuracy(model, longest, 256, chance) > task.mastered:
                 longest += 1
             if (step + 1) % max(task.look_every, task.steps // 10) == 0:
-                tell(f"parity, {trial.name}: step {step + 1} of {task.steps}, strings of up to {longest} bits")
+                said = f"parity, {trial.name}: step {step + 1} of {task.steps}, strings of up to {longest} bits"
+                print(said, file=sys.stderr, flush=True)
     return model, longest
 
 
-def perform(trial: Trial, folder: Path, tell: Callable[[str], None] = lambda line: None) -> None:
+def perform(trial: Trial, folder: Path) -> None:
     """Train, test, and write the result; nothing if it is there."""
     if trial.state(folder) == "done":
         return
-    model, longest = train(trial, tell)
+    model, longest = train(trial)
     found = {}
     for bits in trial.task.tested:
         found[str(bits)] = accuracy(model, bits, trial.task.trials, torch.Generator().manual_seed(bits))
     about = {"kind": KIND, "address": trial.address, "scheme": trial.scheme, "seed": trial.seed}
     about |= {"task": asdict(trial.task), "reached": longest, "accuracy": found}
     write_json(trial.file(folder), about | provenance(torch.device("cpu")))
+
+
+def perform_all(some: Sequence[Trial], folder: Path, workers: int, machine: Machine) -> None:
+    """Perform trials side by side, each in a process of one thread unless the machine says otherwise."""
+    left = [trial for trial in some if trial.state(folder) != "done"]
+    machine = replace(machine, threads=machine.threads or 1)
+    ways = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, ways, _begin, (machine,)) as pool:
+        try:
+            for done in as_completed([pool.submit(perform, trial, folder) for trial in left]):
+                done.result()
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()  # or an interrupt would wait for what they are at
+            if isinstance(error, BrokenProcessPool):
+                raise BadInput("a process that trained for parity was killed; the same command goes on") from None
+            raise
+
+
+def _begin(machine: Machine) -> None:
+    """Set up a process for trials: it ends with the one that started it, which alone hears Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+
+    def end() -> None:
+        starter.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+    machine.start()

@@ -1,14 +1,14 @@
 """Parity, of the Limitations: a task on which every token matters as much."""
 
 import statistics as plain
-from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from fieldlens.draw import new_figure, tints
+from fieldlens.machine import Machine
 from fieldlens.paper.artifact import Artifact, Drawn
-from fieldlens.paper.parity import CHANCE, SCHEMES, SEEDS, Task, Trial, perform, trials
+from fieldlens.paper.parity import CHANCE, SCHEMES, SEEDS, Task, Trial, perform_all, trials
 from fieldlens.paper.shelf import Shelf
 from fieldlens.sheet import Sheet
 
@@ -45,9 +45,8 @@ class Parity(Artifact):
         folder = folder_of(shelf)
         return [trial.file(folder) for trial in trials() if trial.state(folder) == "done"]
 
-    def run(self, shelf: Shelf, tell: Callable[[str], None]) -> None:
-        for trial in trials():
-            perform(trial, folder_of(shelf), tell)
+    def run(self, shelf: Shelf, workers: int, machine: Machine) -> None:
+        perform_all(list(trials()), folder_of(shelf), workers, machine)
 
     def draw(self, shelf: Shelf) -> Drawn:
         rows, records = [], []
