@@ -232,6 +232,25 @@ def test_a_cell_is_what_a_hand_computes(study: Study, tmp_path: Path) -> None:
     assert f"8.27 · {mean:.1f} ± {spread:.1f}" in line
 
 
+def test_distances_between_curves_are_in_the_numbers_too(study: Study, tmp_path: Path) -> None:
+    for model in ("sandwich", "kerple"):
+        for job in of(Shelf(study, tmp_path), model, seeds=[1235]):
+            write_result(
+                job, study, tmp_path, spread=lambda job, length: np.arange(length) < len(job.recipe.scheme) * 8
+            )
+    shelf, name = Shelf(study, tmp_path), "sandwich_kerple_t5_receptive"
+    one, other = shelf.field("sandwich", "arxiv"), shelf.field("kerple", "arxiv")
+    assert one is not None
+    assert other is not None
+    assert distance(one, other) > 0
+    redraw(find(name), shelf, tmp_path / "out")
+    rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out" / f"{name}.csv").read_text().splitlines())}
+    for a, b in (("sandwich", "kerple"), ("kerple", "sandwich")):
+        assert float(rows[a][f"distance_to_{b}"]) == pytest.approx(distance(one, other))
+        assert float(rows[a][f"distance_to_{a}"]) == 0
+        assert rows[a]["distance_to_t5"] == ""
+
+
 def test_parameters_are_counted_as_the_decoder_has_them() -> None:
     for tied in (True, False):
         config = Config(layers=2, width=24, heads=3, vocabulary=100, tied=tied)

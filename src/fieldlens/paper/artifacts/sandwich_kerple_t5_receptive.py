@@ -18,20 +18,26 @@ class SandwichKerpleT5(CumulativeGradients):
     title = "Cumulative gradient of Sandwich, Smoothed, KERPLE and T5 on ArXiv"
 
     def draw(self, shelf: Shelf) -> Drawn:
-        drawn = super().draw(shelf)
-        return dataclasses.replace(drawn, sheets=[*drawn.sheets, _distances(shelf)])
-
-
-def _distances(shelf: Shelf) -> Sheet:
-    models = (*ALIKE, *OTHERS)
-    fields = {model: shelf.field(model, "arxiv") for model in models}
-    rows = []
-    for a in models:
-        one = fields[a]
-        row = [
-            "–" if one is None or other is None else f"{distance(one, other):.3f}"
-            for other in (fields[b] for b in models)
+        drawn, apart = super().draw(shelf), _distances(shelf)
+        records = [
+            record | {f"distance_to_{other}": gap for other, gap in apart[record["model"]].items()}
+            for record in drawn.records
         ]
-        rows.append([shelf.spec(a), *row])
+        return dataclasses.replace(drawn, sheets=[*drawn.sheets, _sheet(shelf, apart)], records=records)
+
+
+def _distances(shelf: Shelf) -> dict[str, dict[str, float | None]]:
+    fields = {model: shelf.field(model, "arxiv") for model in (*ALIKE, *OTHERS)}
+    return {
+        a: {b: distance(one, other) if one and other else None for b, other in fields.items()}
+        for a, one in fields.items()
+    }
+
+
+def _sheet(shelf: Shelf, apart: dict[str, dict[str, float | None]]) -> Sheet:
+    rows = [
+        [shelf.label(model), *("–" if gap is None else f"{gap:.3f}" for gap in gaps.values())]
+        for model, gaps in apart.items()
+    ]
     note = "The largest gap between two cumulative curves, from 0 (one curve) to 1."
-    return Sheet(["distance", *(shelf.spec(model) for model in models)], rows, "how far apart the curves lie", (note,))
+    return Sheet(["distance", *map(shelf.label, apart)], rows, "how far apart the curves lie", (note,))
