@@ -294,6 +294,11 @@ def test_the_main_table_marks_what_differs_from_sandwich(study: Study) -> None:
     by_holm = {(row[1], row[2]): (float(row[5]), float(row[6])) for row in tests.rows}
     p, corrected = min(by_holm.values())
     assert corrected == pytest.approx(35 * p, rel=0.01)
+    in_full = {(row["our_model"], str(row["our_length"])): row for row in drawn.records if row["test_p"] is not None}
+    assert in_full.keys() == by_holm.keys()
+    for cell, (p, corrected) in by_holm.items():
+        assert (in_full[cell]["test_p"], in_full[cell]["test_p_holm"]) == pytest.approx((p, corrected), rel=0.01)
+    assert {row["mark"] for row in in_full.values() if row["test_p"] < 0.05 and row["test_difference"] > 0} == {"†"}
 
 
 def test_a_distance_between_curves_is_their_largest_gap() -> None:

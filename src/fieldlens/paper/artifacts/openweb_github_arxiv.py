@@ -58,7 +58,9 @@ class MainTable(Artifact):
                 lines = _lines(shelf, found)
                 for ending, figure in {"": perplexity_lines(lines), "-growth": growth_lines(lines)}.items():
                     figures[f"-{shelf.corpus(corpus)}{ending}"] = on_corpus(figure, shelf.corpus_label(corpus))
-        return Drawn([*sheets, *_sheet_of_tests(tested)], figures, records)
+        for test, fixed in zip(tested, holm([test["p"] for test in tested]), strict=True):
+            test["p_holm"] = fixed
+        return Drawn([*sheets, *_sheet_of_tests(tested)], figures, _with_tests(records, tested))
 
 
 def comparison(shelf: Shelf, corpus: str) -> Comparison | None:
@@ -107,21 +109,24 @@ def _tests(corpus: str, found: Comparison) -> list[dict[str, Any]]:
     return rows
 
 
+def _with_tests(records: list[dict[str, Any]], tests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The numbers of the cells, each with its test."""
+    of = {(test["corpus"], test["group"], test["length"]): test for test in tests}
+    found = []
+    for cell in records:
+        own = cell["distances"] == "scaled"  # a control is not tested
+        test = of.get((cell["our_corpus"], cell["our_model"], cell["our_length"]), {}) if own else {}
+        found.append(cell | {f"test_{key}": test.get(key) for key in ("by", "difference", "p", "p_holm")})
+    return found
+
+
 def _sheet_of_tests(rows: list[dict[str, Any]]) -> list[Sheet]:
     if not rows:
         return []
-    corrected = holm([row["p"] for row in rows])
     cells_ = [
-        [
-            row["corpus"],
-            row["group"],
-            str(row["length"]),
-            row["by"],
-            f"{row['difference']:.4g}",
-            _p(row["p"]),
-            _p(fixed),
-        ]
-        for row, fixed in zip(rows, corrected, strict=True)
+        [row["corpus"], row["group"], str(row["length"]), row["by"], f"{row['difference']:.4g}"]
+        + [_p(row[key]) for key in ("p", "p_holm")]
+        for row in rows
     ]
     note = "Differences to Sandwich: of perplexity over seeds (paired t-test), of nats over documents (sign flips)."
     columns = ["corpus", "model", "length", "over", "difference", "p", "p (Holm, all of the table)"]
