@@ -122,10 +122,25 @@ def test_times_decide_where_seeds_agree(
     study: Study, seeds: tuple[int, ...], times: dict[int, float], verdict: str
 ) -> None:
     def train(job: Job) -> float:
-        return 100 * (times[job.recipe.seed] if job.recipe.scheme.startswith("t5") else 1)
+        scale = {"t5": 1.0, "kerple": 0.99}.get(job.recipe.scheme.split(":")[0])
+        return 100 * (times[job.recipe.seed] * scale if scale else 1)
 
     shelf = Told(study, there=lambda job: job.recipe.corpus == "latex" and job.recipe.seed in seeds, train=train)
     assert judge(shelf, "learned-costs").verdict == verdict
+
+
+@pytest.mark.parametrize(("noise", "verdict"), [(1.1, "holds"), (1.3, "undecided"), (1 / 1.3, "undecided")])
+def test_times_must_differ_by_more_than_those_of_equal_models(study: Study, noise: float, verdict: str) -> None:
+    def train(job: Job) -> float:
+        learned = job.recipe.scheme.startswith(("t5", "kerple"))
+        unlucky = job.recipe.scheme == "smoothed" and job.recipe.seed == 1236
+        return 100 * (1.2 if learned else noise if unlucky else 1)
+
+    seeds = (1235, 1236)
+    shelf = Told(study, there=lambda job: job.recipe.corpus == "latex" and job.recipe.seed in seeds, train=train)
+    found = judge(shelf, "learned-costs")
+    assert found.verdict == verdict
+    assert f"one takes up to × {max(noise, 1 / noise):.2f} as long" in " ".join(found.evidence)
 
 
 def test_a_jump_is_found_where_it_is() -> None:

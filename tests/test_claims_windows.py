@@ -73,6 +73,8 @@ def test_a_repair_must_predict_better_not_only_rise_less(study: Study) -> None:
 
     shelf = Told(study, law, fields_as_printed, with_a_second_seed)
     assert judge(shelf, "longer-training-repairs").verdict == "does not hold"
+    unknown = Told(study, law, lambda job, length: np.ones(length), with_a_second_seed)
+    assert judge(unknown, "longer-training-repairs").verdict == "undecided"
 
 
 @pytest.mark.parametrize("nats", [1e-6, 1e-3])
