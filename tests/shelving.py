@@ -18,6 +18,7 @@ from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import Shelf
 from fieldlens.protocols import Anchor
 from fieldlens.receptive import ReceptiveField
+from fieldlens.store import hash_of
 from fieldlens.study.harvest import Result
 from fieldlens.study.plan import Job, Study, question
 
@@ -97,8 +98,8 @@ def write_result(job: Job, study: Study, folder: Path, law: Law = flat, spread: 
     (place / "measurement.json").write_text(json.dumps({**about, "receptive_field": field}))
     np.savez(place / "measurement.npz", norms=norms_NT)
     (place / "timings.json").write_text(json.dumps({"train": 60.0, "evaluate": 1.0, "measure": 1.0, "train_cpu": 50.0}))
-    sizes = {path.name: path.stat().st_size for path in place.iterdir() if path.name != "timings.json"}
-    (place / "result.json").write_text(json.dumps(about_result(job, study) | {"files": sizes}))
+    hashes = {path.name: hash_of(path) for path in place.iterdir() if path.name not in ("timings.json", "result.json")}
+    (place / "result.json").write_text(json.dumps(about_result(job, study) | {"files": hashes}))
     return place
 
 

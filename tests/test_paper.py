@@ -389,9 +389,14 @@ def test_a_damaged_file_of_a_result_ends_in_one_line(
     place = write_result(of(Shelf(study, tmp_path), "rotary")[0], study, tmp_path)
     damaged = place / "measurement.npz"
     damaged.write_bytes(bytes(damaged.stat().st_size))  # of the right size
-    assert "measurement.npz cannot be read" in fails(
-        capsys, "rotary_512", "--results", str(tmp_path), "--out", str(tmp_path / "out")
-    )
+    said = fails(capsys, "rotary_512", "--results", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert "1 of 5 results are trained otherwise, for another question, from another text, or damaged" in said
+    assert "--run makes them, from the texts in --corpora FOLDER" in said
+
+
+def test_parity_is_made_from_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = fails(capsys, "parity", "--results", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert said.endswith("fieldlens paper parity --run makes them\n")
 
 
 def test_the_list_names_every_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

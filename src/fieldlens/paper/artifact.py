@@ -1,7 +1,7 @@
 """An artifact: one table or figure of the paper. It says which runs it needs and how it is drawn.
 
-fresh: every result that it needs is there. partial: some are. stale: a result was made for another question or from
-another text, or what lies drawn in the folder was drawn from other results. missing: none is there.
+fresh: every result that it needs is there. partial: some are. stale: a result was trained otherwise, made for another
+question or from another text, or what lies drawn in the folder was drawn from other results. missing: none is there.
 """
 
 import hashlib
@@ -126,11 +126,7 @@ def state(artifact: Artifact, shelf: Shelf, out: Path) -> dict[str, Any]:
         found = "partial" if counts["done"] else "missing"
     else:
         found = "fresh"
-    why = (
-        [f"{counts['stale']} of {len(states)} results answer another question or text, or are damaged"]
-        if counts["stale"]
-        else []
-    )
+    why = [unfit] if (unfit := _unfit(states)) else []
     why += ["drawn from other results than are there now"] if moved else []
     why += [artifact.cut(shelf)] if counts["missing"] else []
     why += [f"study '{shelf.study.name}' has none of its runs"] if artifact.needs_runs and not states else []
@@ -170,10 +166,11 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
     if artifact.needs_runs and not states:
         raise BadInput(f"{artifact.name}: study '{shelf.study.name}' has none of its runs")
     if states and "done" not in states:
+        none = f"{shelf.folder} has no result of any that study '{shelf.study.name}' asks for"
+        given = ", from the texts in --corpora FOLDER" if artifact.needs_runs else ""
         raise BadInput(
-            f"{artifact.name} needs {len(states)} runs, and "
-            + (shelf.absent or f"{shelf.folder} has no result of any that study '{shelf.study.name}' asks for")
-            + f"; fieldlens paper {artifact.name} --run makes them, from the texts in --corpora FOLDER"
+            f"{artifact.name} needs {len(states)} runs, and {shelf.absent or _unfit(states) or none}; "
+            f"fieldlens paper {artifact.name} --run makes them{given}"
         )
     drawn = artifact.draw(shelf)
     out.mkdir(parents=True, exist_ok=True)
@@ -204,9 +201,18 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
 
 def notes_of(artifact: Artifact, shelf: Shelf) -> list[str]:
     """What must be said beside it: what was cut, and what stands for what."""
-    whole = set(artifact.parts(shelf).values()) <= {"done"}
+    states = list(artifact.parts(shelf).values())
     stands = artifact.stand_ins and shelf.corpus("arxiv") != "arxiv"
-    return ([] if whole else [f"Cut: {artifact.cut(shelf)}."]) + ([CAVEAT] if stands else [])
+    notes = [] if set(states) <= {"done"} else [f"Cut: {artifact.cut(shelf)}."]
+    notes += [f"Left out: {unfit}."] if (unfit := _unfit(states)) else []
+    return notes + ([CAVEAT] if stands else [])
+
+
+def _unfit(states: Sequence[str]) -> str:
+    """What is said of results that are there and cannot be used."""
+    count = states.count("stale")
+    how = "trained otherwise, for another question, from another text, or damaged"
+    return f"{count} of {len(states)} results are {how}" if count else ""
 
 
 def _source(artifact: Artifact, shelf: Shelf) -> str:

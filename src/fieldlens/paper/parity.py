@@ -191,7 +191,6 @@ def perform_all(some: Sequence[Trial], folder: Path, workers: int, machine: Mach
             for done in as_completed([pool.submit(perform, trial, folder) for trial in left]):
                 done.result()
         except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
                 child.terminate()  # or an interrupt would wait for what they are at
             if isinstance(error, BrokenProcessPool):

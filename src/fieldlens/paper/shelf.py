@@ -56,7 +56,13 @@ class Shelf:
         """done, stale, or missing, of every job by its name; told from recorded addresses and pinned hashes alone."""
         places = Places(self.folder, self.folder)
         found = {job.name: state_of(job, places, self.study.pins, locks=False) for job in self.study.whole}
-        return {name: state if state in ("done", "stale") else "missing" for name, state in found.items()}
+        trained_otherwise = {
+            _of(path.parent.name) for path in self.folder.glob("*/result.json") if path.parent.name not in found
+        }
+        return {
+            name: state if state in ("done", "stale") else "stale" if _of(name) in trained_otherwise else "missing"
+            for name, state in found.items()
+        }
 
     def corpus(self, name: str) -> str:
         """The corpus of this study that stands for one of the paper's."""
@@ -179,3 +185,8 @@ def _fits(question: dict[str, Any], asked: dict[str, Any]) -> bool:
     wanted = {"protocol": "last-token", "window": None, **asked}
     given = {"protocol": "last-token", "window": None, **question}
     return all(given.get(key) == value for key, value in wanted.items())
+
+
+def _of(name: str) -> str:
+    """Scheme, corpus and seed of a job, without the address of how it is trained."""
+    return name.rpartition("-")[0]

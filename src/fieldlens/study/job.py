@@ -32,6 +32,7 @@ from fieldlens.results import write_json
 from fieldlens.run import Occupied, Run, locked
 from fieldlens.scoring import anchors_of
 from fieldlens.statistics import finite
+from fieldlens.store import hash_of
 from fieldlens.study.plan import Job, job_from, question
 from fieldlens.study.state import Places, state_of
 from fieldlens.tokens import tokenize
@@ -205,8 +206,8 @@ def _finish(
         about = measured.about | {"model": _model(measured.about["model"], job)}
         save_measurement(dataclasses.replace(measured, about=about), folder / "measurement.json")
         files += ["measurement.json", "measurement.npz"]
-    sizes = {name: (folder / name).stat().st_size for name in files}
-    write_json(folder / "result.json", _result(job, run, text) | {"addresses": addresses, "files": sizes})
+    hashes = {name: hash_of(folder / name) for name in files}
+    write_json(folder / "result.json", _result(job, run, text) | {"addresses": addresses, "files": hashes})
     for path in (*folder.glob("evaluation-*"), *folder.glob("measurement.*"), places.failure(job)):
         if path.name not in files:  # of an earlier question
             path.unlink(missing_ok=True)

@@ -1,12 +1,14 @@
 """Where the parts of a study lie, and how far each job has come: told from files alone.
 
-done: its result is there, and is what the study asks for. stale: it is there, but something else was asked then.
+done: its result is there, and is what the study asks for. stale: it is there, but something else was asked then, or
+it is damaged.
 running: a process works on it now. partial: it was begun. failed: it failed too often. missing: none of these.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +16,7 @@ from fieldlens.checkpoint import steps_of
 from fieldlens.errors import BadInput
 from fieldlens.results import read_json
 from fieldlens.run import is_locked
+from fieldlens.store import hash_of
 from fieldlens.study.plan import Job, Study
 
 State = Literal["done", "partial", "running", "stale", "missing", "failed"]
@@ -71,7 +74,7 @@ def state_of(job: Job, places: Places, texts: Mapping[str, str] | None = None, l
         return "done"
     if _failed(job, places):
         return "failed"
-    if found is not None:
+    if (places.result(job) / "result.json").exists():
         return "stale"
     return "partial" if (places.work(job) / "config.json").exists() else "missing"
 
@@ -85,7 +88,21 @@ def _is_done(job: Job, found: dict[str, Any], folder: Path, text: str | None) ->
         return isinstance(asked, dict) and asked.get("training") == job.training_address
     if asked != job.addresses or not isinstance(files, dict):
         return False
-    return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in files.items())
+    return all(_hash(folder / name) == sha256 for name, sha256 in files.items())
+
+
+def _hash(path: Path) -> str | None:
+    """A file's hash, computed again only if it was touched: a study asks for all of them every few seconds."""
+    try:
+        about = path.stat()
+        return _hash_once(path, about.st_size, about.st_mtime_ns)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1 << 14)
+def _hash_once(path: Path, size: int, touched: int) -> str:
+    return hash_of(path)
 
 
 def _failed(job: Job, places: Places) -> bool:
