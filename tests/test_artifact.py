@@ -167,7 +167,7 @@ def test_a_changed_result_makes_the_drawing_stale_until_it_is_drawn_again(rotary
     study, folder, out = rotary
     job = find("rotary_512").jobs(Shelf(study, folder))[0]
     write_result(job, study, folder, spread=lambda job, length: np.ones(length))
-    assert told(*rotary) == ("stale", "drawn from other results than are there now")
+    assert told(*rotary) == ("stale", "drawn from other results or settings than there are now")
     redraw(find("rotary_512"), Shelf(study, folder), out)
     assert told(*rotary)[0] == "fresh"
 

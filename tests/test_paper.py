@@ -17,7 +17,7 @@ from fieldlens.decoder import Config, Decoder
 from fieldlens.draw import Line, growth_lines
 from fieldlens.paper import printed
 from fieldlens.paper.artifact import find, redraw, registry, state
-from fieldlens.paper.artifacts import arxiv_openwebtext2, efficient_inference, model_configs
+from fieldlens.paper.artifacts import arxiv_openwebtext2, efficient_inference, model_configs, openweb_github_arxiv
 from fieldlens.paper.cells import Score, both, score
 from fieldlens.paper.fields import distance
 from fieldlens.paper.scale import heading, scaled, spec_of, unscaled
@@ -130,7 +130,7 @@ def test_the_full_study_is_the_small_one_run_by_run(study: Study) -> None:
     controls = {job.recipe.scheme for found, job in here.items() if found not in expected}
     assert expected <= here.keys()
     shelf = Shelf(study, Path("nowhere"))
-    models = (*arxiv_openwebtext2.MODELS, "t5")
+    models = (*arxiv_openwebtext2.MODELS, *openweb_github_arxiv.DISTANT)
     assert controls <= {shelf.spec(model, control=True) for model in models}
     for job in full.jobs:
         twin = here[key(job, 4)]

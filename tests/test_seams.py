@@ -241,3 +241,20 @@ def test_schemes_without_a_colour_are_told_apart(declare: Declare) -> None:
     declare("    pass", "name = 'mine'")
     declare("    pass", "name = 'yours'")
     assert len(set(tints(["mine", "yours", "alibi", None]))) == 4
+
+
+def test_a_scheme_keeps_its_colour_among_its_variants() -> None:
+    from matplotlib import colors
+
+    from fieldlens.draw import tints
+
+    def light(colour: str) -> float:
+        return sum(colors.to_rgb(colour))
+
+    variants = ["sandwich:dims=32", "sandwich:dims=64", "sandwich", "sandwich:dims=256", "sandwich:dims=512"]
+    found = tints(variants)
+    assert found[2] == tints(["sandwich"])[0]
+    lightness = [light(colour) for colour, _ in found]
+    assert lightness == sorted(set(lightness), reverse=True)
+    assert {marker for _, marker in found} == {found[2][1]}
+    assert tints(variants[:2])[1] == found[2]  # without the scheme itself, the last has its colour

@@ -24,6 +24,7 @@ PANEL = (3.4, 2.5)
 
 FORMATS = ("png", "svg", "pdf")
 
+STYLES = ("-", "--", "-.", ":")
 FOREIGN = (("#8C564B", "h"), ("#17BECF", "p"), ("#9A8700", "d"), ("#4B4B8F", "<"), ("#C44E52", ">"))
 """Colours and markers of models that have none of our schemes."""
 
@@ -41,6 +42,13 @@ def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
     full = colors.to_rgb(colour)
     depths = [1.0] if count == 1 else [0.35 + 0.65 * n / (count - 1) for n in range(count)]
     return [tuple(1 - depth * (1 - channel) for channel in full) for depth in depths]  # type: ignore[misc]
+
+
+def _darker(colour: str, count: int) -> list[tuple[float, float, float]]:
+    """So many shades of a colour, each darker than the one before."""
+    full = colors.to_rgb(colour)
+    depths = [1 - 0.6 * (n + 1) / count for n in range(count)]
+    return [tuple(depth * channel for channel in full) for depth in depths]  # type: ignore[misc]
 
 
 def new_figure(panels: int, title: str = "", across: int = 3) -> tuple[Figure, list[Axes]]:
@@ -225,9 +233,11 @@ def field_curves(curves: Sequence[Curve]) -> Figure:
     """Cumulative share of the gradient against the number of most recent tokens; ERF and training length marked."""
     figure, (panel,) = new_figure(1)
     level = 0.99
-    for (tint, marker), curve in zip(tints([curve.spec for curve in curves]), curves, strict=True):
+    names = [(curve.spec or "").split(":")[0] for curve in curves]
+    for number, ((tint, marker), curve) in enumerate(zip(tints([one.spec for one in curves]), curves, strict=True)):
         recent = np.arange(1, len(curve.middle) + 1)
-        panel.plot(recent, curve.middle, color=tint, linewidth=1, label=curve.label)
+        style = STYLES[names[:number].count(names[number]) % len(STYLES)]  # variants of one scheme differ in it too
+        panel.plot(recent, curve.middle, color=tint, linewidth=1, linestyle=style, label=curve.label)
         panel.fill_between(recent, curve.low, curve.high, color=tint, alpha=0.15, linewidth=0)
         reached = int((curve.middle <= level + 1e-9).sum())
         if reached < len(recent):
@@ -262,7 +272,7 @@ def _mark_training(panel: Axes, lengths: Sequence[int | None], longest: int) -> 
 
 
 def tints(specs: Sequence[str | None]) -> list[tuple[str, str]]:
-    """A colour and a marker for each of some models: the scheme's, lighter for variants of one scheme."""
+    """A colour and a marker for each of some models: the scheme's, lighter for variants, and darker for later ones."""
     found, foreign = [], 0
     families = [spec.split(":")[0] if spec else None for spec in specs]
     for index, family in enumerate(families):
@@ -272,6 +282,8 @@ def tints(specs: Sequence[str | None]) -> list[tuple[str, str]]:
             foreign += 1
         else:
             alike = [other for other, name in enumerate(families) if name == family]
-            colour, marker = colors.to_hex(shades(cls.colour, len(alike))[alike.index(index)]), cls.marker
+            own = next((place for place, other in enumerate(alike) if specs[other] == family), len(alike) - 1)
+            found_shades = shades(cls.colour, own + 1) + _darker(cls.colour, len(alike) - own - 1)
+            colour, marker = colors.to_hex(found_shades[alike.index(index)]), cls.marker
         found.append((colour, marker))
     return found

@@ -127,7 +127,7 @@ def state(artifact: Artifact, shelf: Shelf, out: Path) -> dict[str, Any]:
     else:
         found = "fresh"
     why = [unfit] if (unfit := _unfit(states)) else []
-    why += ["drawn from other results than are there now"] if moved else []
+    why += ["drawn from other results or settings than there are now"] if moved else []
     why += [artifact.cut(shelf)] if counts["missing"] else []
     why += [f"study '{shelf.study.name}' has none of its runs"] if artifact.needs_runs and not states else []
     return {

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from fieldlens.draw import Curve, new_figure, tints
+from fieldlens.draw import STYLES, Curve, new_figure, tints
 from fieldlens.protocols import Excerpt
 
 INPUT, TARGET, OUTSIDE = "#56B4E9", "#D55E00", "#EEEEEE"
@@ -91,11 +91,15 @@ def position_curves(curves: Sequence[Curve]) -> Figure:
     """
     figure, (panel,) = new_figure(1)
     length = max(len(curve.middle) for curve in curves)
-    styles = ("-", "--", ":", "-.")
     for number, ((tint, _), curve) in enumerate(zip(tints([curve.spec for curve in curves]), curves, strict=True)):
         positions = np.arange(1, len(curve.middle) + 1)
         panel.plot(
-            positions, curve.middle[::-1], color=tint, linewidth=1.2, linestyle=styles[number % 4], label=curve.label
+            positions,
+            curve.middle[::-1],
+            color=tint,
+            linewidth=1.2,
+            linestyle=STYLES[number % len(STYLES)],
+            label=curve.label,
         )
         panel.fill_between(positions, curve.low[::-1], curve.high[::-1], color=tint, alpha=0.15, linewidth=0)
     for trained in sorted({curve.train_length for curve in curves if curve.train_length}):

@@ -20,6 +20,8 @@ from fieldlens.study.plan import Job
 FREE = ("sandwich", "smoothed", "alibi", "alibi:slope_floor=0.01", "sinusoidal", "rotary")
 LEARNED = ("kerple", "t5")
 MODELS = (*FREE, *LEARNED)
+DISTANT = ("alibi", "alibi:slope_floor=0.01", "t5")
+"""Those that know a distance, and so have a control."""
 
 
 class MainTable(Artifact):
@@ -29,7 +31,7 @@ class MainTable(Artifact):
     def jobs(self, shelf: Shelf) -> list[Job]:
         found = shelf.jobs(MODELS, ALL)
         names = {job.name for job in found}
-        return found + [job for job in shelf.jobs(["t5"], ["arxiv"], control=True) if job.name not in names]
+        return found + [job for job in shelf.jobs(DISTANT, ["arxiv"], control=True) if job.name not in names]
 
     def draw(self, shelf: Shelf) -> Drawn:
         printed, sheets, records, tested, figures = cells(f"tab:{self.name}"), [], [], [], {}
@@ -39,7 +41,7 @@ class MainTable(Artifact):
             marks = {(cell["group"], cell["length"]): cell["mark"] for cell in against.cells} if against else {}
             rows = []
             shown = [(model, False) for model in MODELS]
-            shown += [("t5", True)] if corpus == "arxiv" and shelf.factor != 1 else []
+            shown += [(model, True) for model in DISTANT if corpus == "arxiv" and shelf.factor != 1]
             for name, control in shown:
                 spec, row = shelf.spec(name, control), []
                 for length in LENGTHS:
