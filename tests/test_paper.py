@@ -325,7 +325,13 @@ def test_a_repair_shows_levels_growth_and_cost_before_and_after(study: Study) ->
     shelf = Told(study, law, train=lambda job: 100.0 if job.recipe.length == 128 else 150.0, noise=0.0)
     sheet = find("extended_training_length").draw(shelf).sheets[1]
     rows = {row[0]: row[1:] for row in sheet.rows}
-    assert rows["w 160 | 40, ArXiv | latex"] == ["128 → 256", "40.0 → 30.0", "2.00 → 1.00", "74 → 148", "× 1.50"]
+    assert rows["w 160 | 40, ArXiv | latex"] == [
+        "128 → 256",
+        "40.0 → 30.0",
+        "2.00 → 1.00",
+        "74 → 148",
+        "× 1.50, 1.50, 1.50, 1.50, 1.50",
+    ]
 
 
 def test_growth_is_over_a_models_own_perplexity_where_it_was_trained() -> None:

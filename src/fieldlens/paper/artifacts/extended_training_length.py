@@ -1,7 +1,7 @@
 """Failed cases trained on longer sequences that cover their receptive field: what it repairs, and what it costs."""
 
 from fieldlens.paper.artifact import Artifact, Drawn
-from fieldlens.paper.cells import both, record, score
+from fieldlens.paper.cells import both, record, row_heading, score
 from fieldlens.paper.printed import cells
 from fieldlens.paper.scale import TRAINED
 from fieldlens.paper.shelf import MOST, Shelf
@@ -25,7 +25,7 @@ class ExtendedTrainingLength(Artifact):
         printed, records, rows = cells(f"tab:{self.name}"), [], []
         pairs = [(model, corpus) for model in FIXED for corpus in MOST]
         for length in LENGTHS:
-            row = [str(length) if shelf.factor == 1 else f"{length} | {shelf.length(length)}"]
+            row = [row_heading(shelf, length)]
             for model, corpus in pairs:
                 there, ours = printed[corpus, model, length], score(shelf, model, corpus, length, FIXED[model])
                 row.append(both(there, ours))
@@ -33,7 +33,7 @@ class ExtendedTrainingLength(Artifact):
                 records.append({**known, "trained": shelf.length(FIXED[model])})
             rows.append(row)
         columns = [f"{shelf.label(model)}, {shelf.corpus_label(corpus)}" for model, corpus in pairs]
-        main = Sheet(["L_ex", *columns], rows, "trained on longer sequences (paper · ours)")
+        main = Sheet(["L_ex / the others' L_tr", *columns], rows, "trained on longer sequences (paper · ours)")
         cost = [self._cost(shelf, model, corpus) for model, corpus in pairs]
         words = ["model", "L_tr", "perplexity at the longest", "longest / own L_tr", "99% within", "training time"]
         return Drawn([main, Sheet(words, cost, "what it repairs, and what it costs (ours)", (_COST,))], records=records)
@@ -49,11 +49,14 @@ class ExtendedTrainingLength(Artifact):
                 " → ".join(told(shelf, model, corpus, trained) for trained in (TRAINED, long))
                 for told in (_trained, _longest, _growth, _within)
             ),
-            f"× {sum(ratios) / len(ratios):.2f}" if ratios else "–",
+            "× " + ", ".join(f"{ratio:.2f}" for ratio in ratios) if ratios else "–",
         ]
 
 
-_COST = "Both are trained on as many tokens as all others; memory and time of attention grow with the length."
+_COST = (
+    "Both are trained on as many tokens as all others; memory and time of attention grow with the length. Times are "
+    "each seed's, where both were noted."
+)
 
 
 def _trained(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
