@@ -291,8 +291,8 @@ def by_seed(gap: Gap, written: Callable[[float], str]) -> str:
 
 def shares(values: Sequence[float]) -> str:
     """From the least to the most."""
-    low, high = min(values), max(values)
-    return f"{low:.1%}" if len(values) == 1 else f"{low:.1%} to {high:.1%}"
+    low, high = f"{min(values):.1%}", f"{max(values):.1%}"
+    return low if low == high else f"{low} to {high}"
 
 
 def times(ratio: float) -> str:
