@@ -126,7 +126,7 @@ def test_loss_and_kept_logits() -> None:
     wrapped, ids = FieldlensForCausalLM.of(model), torch.randint(60, (2, 9))
     wanted = torch.nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     assert float(wrapped(ids, labels=ids).loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
-    assert torch.equal(wrapped(ids, logits_to_keep=1).logits, model(ids)[:, -1:])
+    torch.testing.assert_close(wrapped(ids, logits_to_keep=1).logits, model(ids)[:, -1:])  # products of another shape
     assert torch.equal(wrapped(inputs_embeds=model.embed(ids)).logits, model(ids))
 
 
@@ -146,10 +146,10 @@ def test_recomputing_changes_no_gradient(window: int | None, with_cache: bool) -
 
     plain = gradients()
     assert len(runs) == 1
-    wrapped.gradient_checkpointing_enable()
+    getattr(wrapped, "activation_checkpointing_enable", wrapped.gradient_checkpointing_enable)()  # as it is called now
     assert all(map(torch.equal, gradients(), plain))
     assert len(runs) == (2 if with_cache else 3)
-    wrapped.gradient_checkpointing_disable()
+    getattr(wrapped, "activation_checkpointing_disable", wrapped.gradient_checkpointing_disable)()
     assert wrapped(ids).past_key_values is not None
 
 

@@ -64,7 +64,7 @@ def test_of_two_windows_the_smaller_counts() -> None:
     assert one.reach() is None
     assert one.reach(8) == 5 * 5 + 7 + 1
     logits = {window: next(one.logits(ids_BT, 1, window, 0)) for window in (None, 5, 6, 29, 30)}
-    assert torch.equal(logits[None], logits[30])
+    torch.testing.assert_close(logits[None], logits[30])  # a mask may choose another kernel
     assert not torch.equal(logits[6], logits[29])
     assert not torch.equal(logits[6], logits[5])
 

@@ -7,7 +7,7 @@ fit into memory.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fieldlens.errors import BadInput
-from fieldlens.lastquery import last_query
+from fieldlens.lastquery import LastQuery, last_query
 from fieldlens.subject import Ours, Subject, Theirs, close
 
 Target = Literal["log-likelihood", "top-logit"]
@@ -88,7 +88,7 @@ class Seam:
         with ExitStack() as stack:
             stack.enter_context(frozen(self.module))
             if self.checkpointing:
-                stack.enter_context(recomputing(self.subject, self.its_layers))
+                stack.enter_context(recomputing(self.subject, self.its_layers, self.shortcut))
             if self.shortcut:
                 stack.enter_context(last_query(self.its_layers[-1]))
             handle = self.embedding.register_forward_hook(cut)
@@ -207,8 +207,8 @@ def frozen(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def recomputing(subject: Subject, layers: Sequence[nn.Module]) -> Iterator[None]:
-    """While this holds, each layer keeps only its input and is computed again in backward."""
+def recomputing(subject: Subject, layers: Sequence[nn.Module], shortcut: bool = False) -> Iterator[None]:
+    """While this holds, each layer keeps only its input and is computed again in backward; the top one as it was."""
     if isinstance(subject, Ours):
         before, subject.decoder.checkpointing = subject.decoder.checkpointing, True
         try:
@@ -217,9 +217,11 @@ def recomputing(subject: Subject, layers: Sequence[nn.Module]) -> Iterator[None]
             subject.decoder.checkpointing = before
         return
     # transformers recomputes only layers in training mode: these modules alone are put there, with their dropout off
-    again = functools.partial(checkpoint, use_reentrant=False)
     with ExitStack() as stack:
         for layer in layers:
+            again = functools.partial(checkpoint, use_reentrant=False)
+            if shortcut and layer is layers[-1]:  # hooks of a layer may stay outside of what is computed again
+                again = functools.partial(again, context_fn=lambda: (nullcontext(), LastQuery()))
             changes = {"training": True, "gradient_checkpointing": True, "_gradient_checkpointing_func": again}
             changes |= {name: 0.0 for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)}
             stack.callback(vars(layer).update, {name: vars(layer)[name] for name in changes if name in vars(layer)})

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 
-class _LastQuery(TorchFunctionMode):
+class LastQuery(TorchFunctionMode):
     """While this holds, scaled dot product attention computes its last query alone."""
 
     def __torch_function__(self, call: Any, types: Any, given: tuple[Any, ...] = (), named: Any = None) -> Any:
@@ -36,7 +36,7 @@ def _last(call: Callable[..., Tensor], q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: T
 @contextmanager
 def last_query(layer: nn.Module) -> Iterator[None]:
     """While this holds, the layer computes the attention of its last position alone."""
-    mode = _LastQuery()
+    mode = LastQuery()
     with ExitStack() as stack:
         enter = layer.register_forward_pre_hook(lambda *_: mode.__enter__() and None)
         leave = layer.register_forward_hook(lambda *_: mode.__exit__(None, None, None), always_call=True)
