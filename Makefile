@@ -1,8 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-NUMERICAL := $(addprefix tests/test_,$(addsuffix .py,schemes contracts attend decoder cache huggingface subject loss \
-  evaluation generation receptive))
+NUMERICAL := $(addprefix tests/,schemes kernels models training/test_loss.py evaluation/test_perplexity.py generation \
+  receptive/test_field.py)
 # Kernels round differently from one instruction set to the next: AVX2 where there is AVX-512, none where there is not.
 OTHER_CPU := env $(shell grep -q avx512f /proc/cpuinfo 2>/dev/null \
   && echo ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
@@ -31,7 +31,7 @@ format: $(READY)  ## mend what the formatter and linter can mend
 
 extras: $(READY)  ## install the heavy extras and run the tests that need them
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,eval,data,track,ray]'
-	$(BIN)/python -m pytest tests/test_harness.py tests/test_corpus.py tests/test_train.py tests/test_ray.py
+	$(BIN)/python -m pytest tests/evaluation/test_harness.py tests/data/test_corpus.py tests/training/test_loop.py tests/study/test_ray.py
 
 bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmarks/
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,bench]'

@@ -13,7 +13,7 @@ from rounds import A_A, peak_memory, race, show, write
 from torch import Tensor
 
 import fieldlens
-from fieldlens.schemes import registry
+from fieldlens.schemes.discovery import registry
 
 HEADS, WIDTH = 12, 64
 FREE = "SDPA, no bias"

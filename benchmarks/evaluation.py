@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from fieldlens import Config, Decoder
-from fieldlens.subject import subject
+from fieldlens.models.adapters.adapt import adapt
 
 LENGTH, LAYERS, WIDTH, HEADS, VOCABULARY = 8192, 6, 256, 8, 32_000
 ROUNDS = 3
@@ -34,8 +34,8 @@ OURS = ("alibi", "rotary", "sandwich", "alibi:window=100")
 
 def ours(spec: str, length: int = LENGTH) -> Callable[[], Any]:
     torch.manual_seed(0)
-    decoder = Decoder(Config(scheme=spec, layers=LAYERS, width=WIDTH, heads=HEADS, vocabulary=VOCABULARY))
-    one, ids_BT = subject(decoder), torch.randint(VOCABULARY, (1, length + 1))
+    decoder = Decoder(Config(scheme=spec, layers=LAYERS, width=WIDTH, heads=HEADS, vocab_size=VOCABULARY))
+    one, ids_BT = adapt(decoder), torch.randint(VOCABULARY, (1, length + 1))
     return lambda: one.losses(ids_BT)
 
 

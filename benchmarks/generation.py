@@ -21,15 +21,15 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from fieldlens import Config, Decoder
-from fieldlens.huggingface import FieldlensForCausalLM
-from fieldlens.reader import Reader, Rereader
-from fieldlens.sampling import Sampler, Sampling
+from fieldlens.generation.engine import CachedEngine, ReencodeEngine
+from fieldlens.generation.sampling import Sampler, Sampling
+from fieldlens.models.hf_export import FieldlensForCausalLM
 
 WINDOW, TOKENS, CHUNK = 2048, 64, 512
 PROMPTS, BATCHES = (2048, 4096), (1, 8)
 SHAPES = {
-    "6 × 256": {"layers": 6, "width": 256, "heads": 8, "vocabulary": 32_000},
-    "paper": {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50_304},
+    "6 × 256": {"layers": 6, "width": 256, "heads": 8, "vocab_size": 32_000},
+    "paper": {"layers": 12, "width": 768, "heads": 12, "vocab_size": 50_304},
 }
 ROUNDS = {"6 × 256": 3, "paper": 1}
 """One more is run than counted here, to warm up; none but that one for the paper's model and more than one row."""
@@ -38,11 +38,11 @@ INSIDE = "rotary in transformers"
 RIVALS = {"mistral": "rotary", "gpt_neox": "rotary", "mpt": "alibi"}
 """Models of transformers, and our scheme that does the same."""
 
-LENGTHS, SMALL, CONTEXT = 8, {"layers": 6, "width": 256, "heads": 8, "vocabulary": 512}, 256
-WIDTHS, NARROW = (512, 1024, 2048, 4096), {"layers": 2, "width": 64, "heads": 2, "vocabulary": 512}
+LENGTHS, SMALL, CONTEXT = 8, {"layers": 6, "width": 256, "heads": 8, "vocab_size": 512}, 256
+WIDTHS, NARROW = (512, 1024, 2048, 4096), {"layers": 2, "width": 64, "heads": 2, "vocab_size": 512}
 
 
-def theirs(family: str, layers: int, width: int, heads: int, vocabulary: int) -> Any:
+def theirs(family: str, layers: int, width: int, heads: int, vocab_size: int) -> Any:
     """A model of transformers with the same layers, width, heads and parameters of each layer."""
     usual = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
     room = 4 * max(PROMPTS)
@@ -55,7 +55,7 @@ def theirs(family: str, layers: int, width: int, heads: int, vocabulary: int) ->
         "mpt": {"d_model": width, "n_layers": layers, "n_heads": heads, "max_seq_len": room},
     }  # fmt: skip
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, vocab_size=vocabulary, **settings[family])
+    config = AutoConfig.for_model(family, vocab_size=vocab_size, **settings[family])
     config.eos_token_id = config.bos_token_id = config.pad_token_id = None
     return AutoModelForCausalLM.from_config(config).eval()
 
@@ -104,11 +104,11 @@ def by_generate(model: Any, cache: Any, ids_BT: Tensor) -> Callable[[int], Runne
 
 def by_reader(decoder: Decoder, ids_BT: Tensor) -> Callable[[int], Runner]:
     """For some rows: goes on from a sliding cache of ours that holds the prompt."""
-    filled, prompt = Reader(decoder, WINDOW, chunk=CHUNK), ids_BT.shape[1]
+    filled, prompt = CachedEngine(decoder, WINDOW, chunk=CHUNK), ids_BT.shape[1]
     logits_BV = filled.read(ids_BT, torch.arange(prompt))
 
     def rows(batch: int) -> Runner:
-        reader, sampler = Reader(decoder, WINDOW), Sampler(Sampling(), torch.device("cpu"))
+        reader, sampler = CachedEngine(decoder, WINDOW), Sampler(Sampling(), torch.device("cpu"))
         reader.cache = copy.deepcopy(filled.cache)
         reader.cache.reorder(torch.zeros(batch, dtype=torch.long))
         state: dict[str, Any] = {"logits": logits_BV.expand(batch, -1), "position": prompt}
@@ -133,7 +133,7 @@ def against_transformers(shape: str, rounds: int) -> list[dict[str, Any]]:
     decoders = {spec: Decoder(Config(scheme=spec, **sizes)).eval() for spec in specs}  # type: ignore[arg-type]
     rivals = {family: theirs(family, **sizes) for family in RIVALS}
     for prompt in PROMPTS:
-        ids_BT = torch.randint(sizes["vocabulary"], (1, prompt))
+        ids_BT = torch.randint(sizes["vocab_size"], (1, prompt))
         filled = {spec: by_reader(decoder, ids_BT) for spec, decoder in decoders.items()}
         if shape != "paper":
             wrapped = FieldlensForCausalLM.of(decoders["rotary"])
@@ -158,12 +158,13 @@ def against_length() -> list[dict[str, Any]]:
     decoder = Decoder(Config(scheme="alibi", **SMALL)).eval()  # type: ignore[arg-type]
     rows = []
     for mode, reader in (
-        ("sliding", Reader(decoder, CONTEXT)), ("full", Reader(decoder)), ("re-encode", Rereader(decoder, CONTEXT)),
+        ("sliding", CachedEngine(decoder, CONTEXT)), ("full", CachedEngine(decoder)),
+        ("re-encode", ReencodeEngine(decoder, CONTEXT)),
     ):  # fmt: skip
         times = []
         for position in range(LENGTHS * CONTEXT + 1):
             start = time.perf_counter()
-            reader.read(torch.randint(SMALL["vocabulary"], (1, 1)), torch.tensor([position]))
+            reader.read(torch.randint(SMALL["vocab_size"], (1, 1)), torch.tensor([position]))
             times.append(time.perf_counter() - start)
         stretches = np.median(np.array(times[1:]).reshape(LENGTHS, CONTEXT), 1) * 1000
         shown = {f"{n + 1} w": float(ms) for n, ms in enumerate(stretches)}
@@ -176,12 +177,12 @@ def against_window() -> dict[str, float]:
     decoder = Decoder(Config(scheme="alibi", **NARROW)).eval()  # type: ignore[arg-type]
     found = {}
     for width in WIDTHS:
-        reader = Rereader(decoder, width)
-        reader.read(torch.randint(NARROW["vocabulary"], (1, width)), torch.arange(width))
+        reader = ReencodeEngine(decoder, width)
+        reader.read(torch.randint(NARROW["vocab_size"], (1, width)), torch.arange(width))
         times = []
         for position in range(width, width + 10):
             start = time.perf_counter()
-            reader.read(torch.randint(NARROW["vocabulary"], (1, 1)), torch.tensor([position]))
+            reader.read(torch.randint(NARROW["vocab_size"], (1, 1)), torch.tensor([position]))
             times.append(time.perf_counter() - start)
         found[str(width)] = 1000 * min(times)
     return {**found, "exponent": float(np.polyfit(np.log(WIDTHS), np.log(list(found.values())), 1)[0])}

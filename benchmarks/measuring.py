@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from fieldlens import Config, Decoder
-from fieldlens.influence import seam
-from fieldlens.subject import subject
+from fieldlens.models.adapters.adapt import adapt
+from fieldlens.receptive.input_gradients import embedding_hook
 
 LAYERS, WIDTH, HEADS, VOCABULARY = 12, 768, 12, 50304
 LENGTH, LONG, LONGEST = 2048, 8192, 16384
@@ -67,13 +67,13 @@ def captum(length: int) -> Callable[[], Any]:
 
 def lens(length: int, checkpointing: bool) -> Callable[[], Any]:
     model, ids_BT = neox(length)
-    opened = seam(subject(model), checkpointing)
+    opened = embedding_hook(adapt(model), checkpointing)
     return lambda: opened.norms(ids_BT)
 
 
 def decoder(length: int, checkpointing: bool) -> Callable[[], Any]:
     torch.manual_seed(0)
-    one = seam(subject(Decoder(Config())), checkpointing)
+    one = embedding_hook(adapt(Decoder(Config())), checkpointing)
     ids_BT = torch.randint(VOCABULARY, (1, length + 1))
     return lambda: one.norms(ids_BT)
 

@@ -23,12 +23,12 @@ from transformers import (
 )
 
 import fieldlens
-from fieldlens.schemes import registry
-from fieldlens.trainer import Objective
+from fieldlens.schemes.discovery import registry
+from fieldlens.training.trainer import Objective
 
 Shape = dict[str, Any]
-SMALL: Shape = {"layers": 6, "width": 256, "heads": 8, "vocabulary": 4096}
-PAPER: Shape = {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50304}
+SMALL: Shape = {"layers": 6, "width": 256, "heads": 8, "vocab_size": 4096}
+PAPER: Shape = {"layers": 12, "width": 768, "heads": 12, "vocab_size": 50304}
 OURS, LIMITS = "none", {"alibi": 1.05, "sandwich": 1.05, "kerple": 1.2, "t5": 1.2}
 
 
@@ -42,7 +42,7 @@ def step(model: nn.Module, ids_BT: Tensor) -> Callable[[], None]:
     return run
 
 
-class Theirs(nn.Module):
+class HFAdapter(nn.Module):
     """A transformers model as its users train it: labels in, loss out."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
@@ -59,27 +59,27 @@ def sdpa(config: PreTrainedConfig) -> bool:
 
 
 def transformers_configs(shape: Shape, length: int) -> dict[str, PreTrainedConfig]:
-    layers, width, heads, vocabulary = shape.values()
+    layers, width, heads, vocab_size = shape.values()
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
     return {
         "transformers GPT-2, exact GELU": GPT2Config(
-            n_layer=layers, n_embd=width, n_head=heads, vocab_size=vocabulary, n_positions=length, resid_pdrop=0.0,
+            n_layer=layers, n_embd=width, n_head=heads, vocab_size=vocab_size, n_positions=length, resid_pdrop=0.0,
             embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False, activation_function="gelu",
         ),
         "transformers GPT-2, its own tanh GELU": GPT2Config(
-            n_layer=layers, n_embd=width, n_head=heads, vocab_size=vocabulary, n_positions=length, resid_pdrop=0.0,
+            n_layer=layers, n_embd=width, n_head=heads, vocab_size=vocab_size, n_positions=length, resid_pdrop=0.0,
             embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False,
         ),
         "transformers GPT-NeoX (rotary)": GPTNeoXConfig(
-            num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, vocab_size=vocabulary,
+            num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, vocab_size=vocab_size,
             intermediate_size=4 * width, max_position_embeddings=length, use_parallel_residual=False,
             rope_parameters=rope,
         ),
         "transformers Bloom (alibi)": BloomConfig(
-            n_layer=layers, hidden_size=width, n_head=heads, vocab_size=vocabulary, tie_word_embeddings=False,
+            n_layer=layers, hidden_size=width, n_head=heads, vocab_size=vocab_size, tie_word_embeddings=False,
         ),
         "transformers MPT (alibi)": MptConfig(
-            n_layers=layers, d_model=width, n_heads=heads, vocab_size=vocabulary, max_seq_len=length,
+            n_layers=layers, d_model=width, n_heads=heads, vocab_size=vocab_size, max_seq_len=length,
             tie_word_embeddings=False,
         ),
     }  # fmt: skip
@@ -92,10 +92,10 @@ class XTransformer(nn.Module):
         super().__init__()
         from x_transformers import Decoder, TransformerWrapper
 
-        layers, width, heads, vocabulary = shape.values()
+        layers, width, heads, vocab_size = shape.values()
         body = Decoder(dim=width, depth=layers, heads=heads, attn_dim_head=width // heads, **positions)
         self.model = TransformerWrapper(
-            num_tokens=vocabulary, max_seq_len=length, attn_layers=body, use_abs_pos_emb=False
+            num_tokens=vocab_size, max_seq_len=length, attn_layers=body, use_abs_pos_emb=False
         )
 
     def forward(self, ids_BT: Tensor) -> Tensor:
@@ -128,17 +128,17 @@ def matmul_peak(size: int = 1024) -> float:
 
 def work(shape: Shape, batch: int, length: int) -> float:
     """Operations of the matrix products in one step: six per weight and token, and attention's lower triangle."""
-    layers, width, _, vocabulary = shape.values()
-    weights = layers * 12 * width**2 + width * vocabulary
+    layers, width, _, vocab_size = shape.values()
+    weights = layers * 12 * width**2 + width * vocab_size
     return batch * length * (6 * weights + 6 * layers * length * width)
 
 
 def small(rounds: int, batch: int = 8, length: int = 256) -> dict[str, Any]:
     """Every scheme and every peer, interleaved."""
-    ids_BT = torch.randint(SMALL["vocabulary"], (batch, length + 1))
+    ids_BT = torch.randint(SMALL["vocab_size"], (batch, length + 1))
     models: dict[str, nn.Module] = {OURS: ours(OURS, SMALL)}
     models |= {name: ours(name, SMALL) for name in registry() if name != OURS}
-    models |= {name: Theirs(config) for name, config in transformers_configs(SMALL, length).items()}
+    models |= {name: HFAdapter(config) for name, config in transformers_configs(SMALL, length).items()}
     models |= x_transformers(SMALL, length)
     seconds = race({name: step(model.train(), ids_BT) for name, model in models.items()}, rounds, "6 × 256")
     share = work(SMALL, batch, length) / seconds[OURS] / matmul_peak()
@@ -159,11 +159,11 @@ def compare(seconds: Mapping[str, float]) -> list[dict[str, Any]]:
 
 def paper(rounds: int, batch: int = 1, length: int = 512) -> list[dict[str, Any]]:
     """At the paper's size one model is in memory at a time: rounds of whole builds, the least of each."""
-    ids_BT = torch.randint(PAPER["vocabulary"], (batch, length + 1))
+    ids_BT = torch.randint(PAPER["vocab_size"], (batch, length + 1))
     configs = transformers_configs(PAPER, length)
     makers: dict[str, Callable[[], nn.Module]] = {name: partial(ours, name, PAPER) for name in (OURS, "sandwich", "t5")}
     for name in ("transformers GPT-2, exact GELU", "transformers GPT-NeoX (rotary)"):
-        makers[name] = partial(Theirs, configs[name])
+        makers[name] = partial(HFAdapter, configs[name])
     makers[A_A] = makers[OURS]
     seconds = dict.fromkeys(makers, float("inf"))
     for _ in range(rounds):

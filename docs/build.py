@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))  # where the order of the rooms is written down
 MODULES = re.compile(r"\b(?:typing|collections\.abc|pathlib|numpy|torch|fieldlens(?:\.[a-z]\w*)*)\.")
 
 # The order of the pages. One that is not there is left out; one that is not listed comes last, under its heading.
@@ -76,7 +77,13 @@ def stage(folder: Path) -> list[str]:
     """Lay out what the builder reads; the pages in their order."""
     docs = folder / "docs"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    generated = {"commands": commands(), "api": api(), "performance": performance(), "results": results(docs)}
+    generated = {
+        "commands": commands(),
+        "api": api(),
+        "performance": performance(),
+        "results": results(docs),
+        "files": files(),
+    }
     for name, text in generated.items():
         (docs / f"{name}.md").write_text(text)
     there = {path.name for path in docs.glob("*.md")}
@@ -112,7 +119,7 @@ def api() -> str:
         "# API reference\n\nGenerated from the docstrings. `import fieldlens` is light: a name is imported when used.\n"
     ]
     values = {f"fieldlens.{name}": getattr(fieldlens, name) for name in fieldlens.__all__ if not name.startswith("_")}
-    values["fieldlens.schemes.Scheme"] = importlib.import_module("fieldlens.schemes").Scheme
+    values["fieldlens.schemes.base.Scheme"] = importlib.import_module("fieldlens.schemes").Scheme
     for found in ("perplexity", "receptive_field", "generate"):
         result = inspect.signature(getattr(fieldlens, found)).return_annotation
         if inspect.isclass(result):
@@ -154,6 +161,32 @@ def _doc(value: Any) -> str:
     return (inspect.getdoc(value) or "").replace("<", "&lt;") + "\n"
 
 
+def files() -> str:
+    """Every module with the first line of its docstring, room by room."""
+    from test_house import ROOMS, modules, rank
+
+    parts = [
+        "# Every file, one purpose\n",
+        "Generated from the docstrings. Data flows one way, and so do imports: a room imports from the rooms above it,",
+        "a module from the modules above it in its room.\n",
+    ]
+    ordered = sorted((name for name in modules() if "." in name), key=rank)
+    for room in ROOMS:
+        parts.append(f"## {room}\n\n{_first_line(modules()[f'{room}.__init__'])}\n")
+        names = [name for name in ordered if name.split(".")[0] == room and not name.endswith("__init__")]
+        parts.append(_table(["file", "purpose"], [[_path(name), _first_line(modules()[name])] for name in names]))
+    return "\n".join(parts)
+
+
+def _path(module: str) -> str:
+    return f"`{module.replace('.', '/')}.py`"
+
+
+def _first_line(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return text.split("\n")[0].replace("|", "\\|").replace("<", "&lt;")
+
+
 def performance() -> str:
     """The benchmarks' tables, from the files they left, with the command of each."""
     parts = [
@@ -175,10 +208,10 @@ def performance() -> str:
 def results(docs: Path) -> str:
     """Every table and figure of the paper, drawn from the committed results."""
     from fieldlens.paper.artifact import registry, state
-    from fieldlens.paper.shelf import Shelf
+    from fieldlens.paper.results import PaperResults
     from fieldlens.study.plan import read_study
 
-    shelf, drawings = Shelf(read_study("paper"), ROOT / "results" / "paper"), docs / "drawn"
+    shelf, drawings = PaperResults(read_study("paper"), ROOT / "results" / "paper"), docs / "drawn"
     parts = [
         "# Tables and figures\n",
         "Drawn from the committed results when this site was built. Names are the labels of the paper's source. Tables",

@@ -9,7 +9,7 @@ import torch
 from matplotlib import pyplot as plt
 
 import fieldlens
-from fieldlens.schemes import registry
+from fieldlens.schemes.discovery import registry
 
 distances = torch.arange(512)
 figure, axes = plt.subplots(figsize=(6, 4))

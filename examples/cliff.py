@@ -6,7 +6,7 @@ Run: FIELDLENS_PLUGINS=examples/cliff.py fieldlens schemes cliff:edge=32 --plot 
 import torch
 from torch import Tensor, nn
 
-from fieldlens.schemes import Scheme, exact
+from fieldlens.schemes import Scheme, widest_float
 
 
 class Cliff(Scheme):
@@ -19,4 +19,4 @@ class Cliff(Scheme):
         self.edge, self.depth_H = edge, nn.Parameter(torch.ones(heads))
 
     def bias(self, distances_N: Tensor) -> Tensor:
-        return -exact(self.depth_H)[:, None] * (distances_N >= self.edge)
+        return -widest_float(self.depth_H)[:, None] * (distances_N >= self.edge)

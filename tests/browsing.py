@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fieldlens import report
-from fieldlens.report import Block
+from fieldlens.reporting import blocks as report
+from fieldlens.reporting.blocks import Block
 
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",

@@ -13,14 +13,15 @@ import time
 from pathlib import Path
 
 import cyclopts
+import short_training as training
 import torch
-import training
 from rich.progress import track
 
-import fieldlens.huggingface
-import fieldlens.train  # noqa: F401 - both loaded before the forks, which then start at once
+import fieldlens.models.hf_export
+import fieldlens.training.loop  # noqa: F401 - both loaded before the forks, which then start at once
 from fieldlens import cli
-from fieldlens.checkpoint import FAILPOINT, newest_step, steps_of
+from fieldlens.storage.atomic import FAILPOINT
+from fieldlens.storage.checkpoints import checkpoints_in, newest_checkpoint
 
 
 def same_end(corpus: Path, out: Path, whole: Path, processes: int = 1) -> bool:
@@ -69,7 +70,7 @@ def failpoints(corpus: Path, folder: Path, whole: Path, how: str) -> tuple[int, 
         code = forked(corpus, out, failpoint=f"{when}:{how}")
         if code == 0:
             return when - 1, wrong
-        found = newest_step(out / "checkpoints")
+        found = newest_checkpoint(out / "checkpoints")
         bad = code != (-signal.SIGKILL if how == "kill" else 4) or (found is not None and bool(found[2]))
         resumed = forked(corpus, out, "--resume")
         steps = [row["step"] for row in training.logged(out)]
@@ -120,7 +121,7 @@ def main(kill: int = 20, flip: int = 2000) -> None:
             points, bad = failpoints(corpus, folder, whole, how)
             print(f"{how} at each of {points} changes to the disk: {bad} wrong", flush=True)
             wrong += bad
-        missed = flips(steps_of(whole / "checkpoints")[-1], flip)
+        missed = flips(checkpoints_in(whole / "checkpoints")[-1], flip)
         print(f"bit flips: {flip}, unnoticed: {missed}", flush=True)
     sys.exit(1 if wrong or missed else 0)
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fieldlens.schemes import options, registry
+from fieldlens.schemes.discovery import registry
+from fieldlens.schemes.spec import options
 
 pytest_plugins = ["browsing"]
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fieldlens.schemes import Scheme
+from fieldlens.schemes.base import Scheme
 
 
 def attention(

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from fieldlens.evaluate import Question
-from fieldlens.evaluation import KIND, Evaluation, losses_file
-from fieldlens.measurement import KIND as MEASUREMENT
-from fieldlens.measurement import Measurement
+from fieldlens.evaluation.command import EvalRequest
+from fieldlens.evaluation.protocols import Anchor
+from fieldlens.evaluation.result import KIND, Evaluation, losses_file
+from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED
-from fieldlens.paper.shelf import Shelf
-from fieldlens.protocols import Anchor
-from fieldlens.receptive import ReceptiveField
-from fieldlens.store import hash_of
-from fieldlens.study.harvest import Result
+from fieldlens.receptive.field import ReceptiveField
+from fieldlens.receptive.result import KIND as MEASUREMENT
+from fieldlens.receptive.result import Measurement
+from fieldlens.storage.content_cache import hash_of
 from fieldlens.study.plan import Job, Study, question
+from fieldlens.study.results import Result
 
 DOCUMENTS, EACH = 12, 3
 
@@ -49,7 +49,7 @@ def about_model(job: Job) -> dict[str, Any]:
 
 def about_result(job: Job, study: Study) -> dict[str, Any]:
     return {
-        "kind": "fieldlens result", "state": "done", "reason": "", "addresses": job.addresses, **job.to_json(),
+        "kind": "fieldlens result", "state": "done", "reason": "", "addresses": job.config_hashes, **job.to_json(),
         "text": study.pins.get(job.recipe.corpus, ""), "data": "d", "parameters": parameters(job),
         "unigram_perplexity": 500.0, "validation": [], "versions": {"fieldlens": "0"}, "machine": {},
     }  # fmt: skip
@@ -63,7 +63,7 @@ def told_evaluation(
     job: Job, asked: dict[str, Any], model: dict[str, Any], law: Law, noise: float = 0.01
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What an evaluation says of itself, and its losses: the law's, spread over documents, and a little noise."""
-    plan = Question(None, **question(asked)).plan(asked["lengths"], None)
+    plan = EvalRequest(None, **question(asked)).plan(asked["lengths"], None)
     chance = np.random.default_rng([job.recipe.seed, plan.window or 0, *job.recipe.scheme.encode()])
     base = np.random.default_rng(0).normal(0, 0.3, DOCUMENTS * EACH)
     count = len(base)
@@ -85,7 +85,7 @@ def write_result(job: Job, study: Study, folder: Path, law: Law = flat, spread: 
     """A whole result of a job, as the study would leave it; without intervals, which nobody reads back."""
     place, model = folder / job.name, about_model(job)
     place.mkdir(parents=True, exist_ok=True)
-    for asked, address in zip(job.evaluations, job.addresses["evaluations"], strict=True):
+    for asked, address in zip(job.evaluations, job.config_hashes["evaluations"], strict=True):
         about, arrays = told_evaluation(job, asked, model, law)
         path = place / f"evaluation-{address[:8]}.json"
         counts = {"targets": DOCUMENTS * EACH, "documents": DOCUMENTS, "results": [], "verdict": {}}
@@ -103,7 +103,7 @@ def write_result(job: Job, study: Study, folder: Path, law: Law = flat, spread: 
     return place
 
 
-class Told(Shelf):
+class Told(PaperResults):
     """A shelf whose results were never written: they behave as told, and only some are there."""
 
     def __init__(

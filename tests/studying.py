@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import training
+import short_training as training
 
 from fieldlens.study.plan import Study, read_study
-from fieldlens.study.state import Places
+from fieldlens.study.state import StudyPaths
 
 FAULTY = '''
 import os, time
@@ -50,8 +50,8 @@ def write_study(folder: Path, models: Sequence[str], seeds: Sequence[int] = (1,)
     return folder / "small.toml"
 
 
-def opened(file: Path, out: str = "results", runs: str = "runs") -> tuple[Study, Places]:
-    return read_study(str(file)), Places(file.parent / out, file.parent / runs)
+def opened(file: Path, out: str = "results", runs: str = "runs") -> tuple[Study, StudyPaths]:
+    return read_study(str(file)), StudyPaths(file.parent / out, file.parent / runs)
 
 
 def settings(folder: Path) -> dict[str, str]:

@@ -30,7 +30,7 @@ def test_every_file_of_the_package_is_in_the_wheel(built: Path) -> None:
     source = ROOT / "src"
     wanted = {path.relative_to(source).as_posix() for path in (source / "fieldlens").rglob("*") if path.is_file()}
     assert {name for name in wanted if "__pycache__" not in name} <= held
-    for name in ("py.typed", "report/style.css", "study/studies/demo.toml"):
+    for name in ("py.typed", "reporting/style.css", "study/studies/demo.toml"):
         assert f"fieldlens/{name}" in held
 
 

@@ -8,8 +8,8 @@ from shelving import Told
 
 from fieldlens.paper.claims import Judged, judge_one, registry
 from fieldlens.paper.evidence import Evidence
-from fieldlens.paper.shelf import Shelf
-from fieldlens.schemes import parse
+from fieldlens.paper.results import PaperResults
+from fieldlens.schemes.spec import parse
 from fieldlens.study.plan import Job
 
 
@@ -118,6 +118,6 @@ def spoil(shelf: Told, models: Sequence[str], length: int, nats: float) -> None:
                 found.evaluations[0].losses[one][:3] += nats
 
 
-def judge(shelf: Shelf, name: str) -> Judged:
+def judge(shelf: PaperResults, name: str) -> Judged:
     """What the results on a shelf say of one claim."""
     return judge_one(registry()[name], Evidence(shelf))

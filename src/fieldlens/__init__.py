@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fieldlens.attend import attention as attention
-    from fieldlens.decoder import Config as Config
-    from fieldlens.decoder import Decoder as Decoder
-    from fieldlens.generation import generate as generate
-    from fieldlens.receptive import receptive_field as receptive_field
-    from fieldlens.schemes import scheme as scheme
-    from fieldlens.scoring import perplexity as perplexity
+    from fieldlens.evaluation.evaluate import perplexity as perplexity
+    from fieldlens.generation.generate import generate as generate
+    from fieldlens.kernels.attention import attention as attention
+    from fieldlens.models.decoder import Config as Config
+    from fieldlens.models.decoder import Decoder as Decoder
+    from fieldlens.receptive.field import receptive_field as receptive_field
+    from fieldlens.schemes.spec import scheme as scheme
 
 # Each public name and its module, imported when first used: `fieldlens --help` must not wait for torch.
 _HOMES = {
     "scheme": "schemes",
-    "attention": "attend",
-    "Config": "decoder",
-    "Decoder": "decoder",
-    "perplexity": "scoring",
-    "receptive_field": "receptive",
-    "generate": "generation",
+    "attention": "kernels.attention",
+    "Config": "models.decoder",
+    "Decoder": "models.decoder",
+    "perplexity": "evaluation.evaluate",
+    "receptive_field": "receptive.field",
+    "generate": "generation.generate",
 }
 
 __all__ = ["Config", "Decoder", "__version__", "attention", "generate", "perplexity", "receptive_field", "scheme"]

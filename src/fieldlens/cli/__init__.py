@@ -19,11 +19,11 @@ from fieldlens.cli.measure import measure
 from fieldlens.cli.paper import paper
 from fieldlens.cli.runs import runs
 from fieldlens.cli.schemes import schemes
-from fieldlens.cli.study import Crew, study
+from fieldlens.cli.study import WorkerOptions, study
 from fieldlens.cli.train import Changes, train
-from fieldlens.errors import FieldlensError
-from fieldlens.machine import Machine
-from fieldlens.recipe import Habits
+from fieldlens.core.device import Machine
+from fieldlens.core.errors import FieldlensError
+from fieldlens.training.recipe import RunOptions
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 EXTRAS = ("datasets", "gguf", "ray", "lm-eval", "tensorboard")
@@ -32,6 +32,8 @@ fieldlens measure openai-community/gpt2    how far back does it look?
 fieldlens evaluate runs/first              does more context help it?
 fieldlens train --out runs/first           a decoder of your own
 --install-completion --shell bash          also zsh, fish, powershell"""
+OLD_FLAGS = {"--vocabulary": "--vocab-size"}
+"""Names of version 0.1, which work for one more release."""
 DEBUG = "--debug shows the traceback of an error."
 
 
@@ -83,7 +85,7 @@ def _indent(line: str) -> int:
 
 
 VERBS = (measure, evaluate, compare, generate, train, runs, schemes, corpus, study, paper)
-for documented in (Machine, Habits, Changes, Crew, *VERBS):
+for documented in (Machine, RunOptions, Changes, WorkerOptions, *VERBS):
     documented.__doc__ = flowing(documented.__doc__ or "")
 for place, verb in enumerate(VERBS):
     app.command(verb, sort_key=place, help_epilogue=DEBUG)  # type: ignore[call-overload]
@@ -96,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in words
     if debug:
         words.remove("--debug")
+    words = [_renamed(word) for word in words]
     try:
         app(words, exit_on_error=False, print_error=False, result_action="return_none")
         if sys.stdout is not None:  # it may have been closed before we began
@@ -108,6 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"fieldlens: {' '.join(_said(error).split())}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 4 if isinstance(error, OSError) else 2))
+
+
+def _renamed(word: str) -> str:
+    """A flag by its present name."""
+    flag, equals, value = word.partition("=")
+    return f"{OLD_FLAGS[flag]}{equals}{value}" if flag in OLD_FLAGS else word
 
 
 def _said(error: Exception) -> str:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from fieldlens.cli.console import console, show
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
 
 if TYPE_CHECKING:
-    from fieldlens.compare import Comparison
+    from fieldlens.evaluation.compare import Comparison
 
 
 def compare(
@@ -42,10 +42,10 @@ def compare(
     as_json
         Print JSON.
     """
-    from fieldlens.compare import compare as compare_evaluations
-    from fieldlens.errors import BadInput
-    from fieldlens.evaluation import read_evaluation
-    from fieldlens.sheet import records_csv
+    from fieldlens.core.errors import BadInput
+    from fieldlens.evaluation.compare import compare as compare_evaluations
+    from fieldlens.evaluation.result import read_evaluation
+    from fieldlens.reporting.table import records_csv
 
     machine.start()
     if not results:
@@ -72,9 +72,9 @@ def compare(
 
 def _inside(folder: Path) -> list[Path]:
     """The results of evaluations in a folder; other JSON may lie there too."""
-    from fieldlens.errors import BadInput
-    from fieldlens.evaluation import KIND
-    from fieldlens.results import read_json
+    from fieldlens.core.errors import BadInput
+    from fieldlens.evaluation.result import KIND
+    from fieldlens.storage.results import read_json
 
     found = [file for file in sorted(folder.glob("*.json")) if read_json(file).get("kind") == KIND]
     if not found and (folder / "study.json").is_file():
@@ -83,8 +83,8 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _write(out: Path, texts: dict[str, str], found: "Comparison") -> None:
-    from fieldlens import draw
-    from fieldlens.checkpoint import replace_file
+    from fieldlens.reporting import plots as draw
+    from fieldlens.storage.atomic import replace_file
 
     out.mkdir(parents=True, exist_ok=True)
     for name, ending in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):

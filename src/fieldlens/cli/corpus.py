@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from fieldlens.cli.console import console
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 SHOWN = ("10%", "50%", "90%", "100%")
@@ -17,7 +17,7 @@ def corpus(
     name: str | None = None,
     /,
     *,
-    vocabulary: int = 4096,
+    vocab_size: int = 4096,
     tokenizer: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
@@ -32,35 +32,35 @@ def corpus(
     ----------
     name
         A built-in name, a text or JSONL file (.gz, .zst), a folder of them, or a Hugging Face dataset.
-    vocabulary
+    vocab_size
         Size of the byte-level BPE that is trained on the train split.
     tokenizer
         Use this tokenizer folder instead of training one.
     as_json
         Print JSON.
     """
-    from fieldlens.corpus import BUILT_IN
+    from fieldlens.data.corpus import BUILT_IN
 
     machine.start()
     if name is None:
         _print_names(BUILT_IN, as_json)
     else:
-        _print(_report(name, vocabulary, tokenizer), as_json)
+        _print(_report(name, vocab_size, tokenizer), as_json)
 
 
-def _report(name: str, vocabulary: int, tokenizer: Path | None) -> dict[str, Any]:
+def _report(name: str, vocab_size: int, tokenizer: Path | None) -> dict[str, Any]:
     """What is said of one corpus."""
-    from fieldlens.corpus import SPLITS, open_corpus
-    from fieldlens.tokens import tokenize
+    from fieldlens.data.corpus import SPLITS, open_corpus
+    from fieldlens.data.tokens import tokenize
 
-    tokens = tokenize(open_corpus(name), vocabulary, tokenizer, progress=True)
+    tokens = tokenize(open_corpus(name), vocab_size, tokenizer, progress=True)
     manifest = tokens.manifest
     rows = {split: {**manifest["splits"][split], "lengths": _quantiles(tokens.split(split))} for split in SPLITS}
     return {
         "name": manifest["name"],
         "about": manifest["about"],
         "files": len(manifest["sources"]),
-        "vocabulary": tokens.vocabulary,
+        "vocabulary": tokens.vocab_size,
         "splits": rows,
         "fingerprint": tokens.fingerprint,
         "tokenizer": str(tokens.tokenizer),
@@ -93,7 +93,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    from fieldlens.sheet import Sheet
+    from fieldlens.reporting.table import Table
 
     screen = console()
     about = ", ".join(f"{key} {value}" for key, value in report["about"].items() if value)
@@ -103,6 +103,6 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
     for split, row in report["splits"].items():
         counts = [row["documents"], row["bytes"], row["tokens"], *(row["lengths"].get(one) for one in SHOWN)]
         rows.append([split, *("" if count is None else f"{count:,}" for count in counts)])
-    screen.print(Sheet(["split", "documents", "bytes", "tokens", *SHOWN], rows))
+    screen.print(Table(["split", "documents", "bytes", "tokens", *SHOWN], rows))
     screen.print("percentages: documents of at most so many tokens", style="dim")
     screen.print(f"fingerprint {report['fingerprint']}", soft_wrap=True)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from fieldlens.cli.console import console, show
 from fieldlens.cli.progress import Watcher
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
 
 
 def evaluate(
@@ -72,13 +72,13 @@ def evaluate(
     as_json
         Print JSON.
     """
-    from fieldlens.errors import BadInput
-    from fieldlens.evaluate import Question, evaluate_all
+    from fieldlens.core.errors import BadInput
+    from fieldlens.evaluation.command import EvalRequest, evaluate_all
 
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
     device, dtype = machine.start()
-    question = Question(
+    question = EvalRequest(
         corpus, _numbers(lengths), segments, protocol, window, {"k": k, "stride": stride}, target_seed, train_length,
         split, align, batch, text,
     )  # fmt: skip
@@ -92,7 +92,7 @@ def evaluate(
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    from fieldlens.errors import BadInput
+    from fieldlens.core.errors import BadInput
 
     try:
         return tuple(int(part) for part in text.split(","))
@@ -101,7 +101,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _print(found: list[tuple[Path, Any]], out: Path) -> None:
-    from fieldlens.evaluate import summary
+    from fieldlens.evaluation.command import summary
 
     screen = console()
     for sheet in summary([one for _, one in found]):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
 
 
 def generate(
@@ -67,11 +67,11 @@ def generate(
     as_json
         Print JSON, once all is done.
     """
-    from fieldlens.prompt import Question, answer
-    from fieldlens.sampling import Sampling
+    from fieldlens.generation.command import GenerateRequest, answer
+    from fieldlens.generation.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, seed)
-    question = Question(prompt, prompt_file, tokens, mode, window, sampling, past_end, train_length)
+    question = GenerateRequest(prompt, prompt_file, tokens, mode, window, sampling, past_end, train_length)
     device, dtype = machine.start()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark

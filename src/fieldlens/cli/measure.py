@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from fieldlens.cli.console import console
 from fieldlens.cli.progress import Watcher
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
 
 
 def measure(
@@ -76,13 +76,13 @@ def measure(
     as_json
         Print JSON.
     """
-    from fieldlens.errors import BadInput
-    from fieldlens.measure import measure_all
-    from fieldlens.measurement import Question
+    from fieldlens.core.errors import BadInput
+    from fieldlens.receptive.command import measure_all
+    from fieldlens.receptive.result import MeasureRequest
 
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
-    question = Question(
+    question = MeasureRequest(
         corpus, text, length, segments, target, average, window, plain, probe, check, targets, target_seed,
         train_length, split,
     )  # fmt: skip
@@ -97,7 +97,7 @@ def measure(
     with Watcher(screen, quiet=as_json) as watcher:
         found = measure_all(list(models), question, device, dtype, watcher.watch)
 
-    from fieldlens.lens import summary, write
+    from fieldlens.receptive.report import summary, write
 
     write(found, out, ["fieldlens", *sys.argv[1:]])
     if as_json:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from fieldlens.cli.console import console, show
-from fieldlens.cli.study import Crew, complain, conduct
-from fieldlens.machine import Machine
+from fieldlens.cli.study import WorkerOptions, complain, conduct
+from fieldlens.core.device import Machine
 
 if TYPE_CHECKING:
     from fieldlens.paper.artifact import Artifact
-    from fieldlens.paper.shelf import Shelf
+    from fieldlens.paper.results import PaperResults
     from fieldlens.study.plan import Study
-    from fieldlens.study.state import Places
+    from fieldlens.study.state import StudyPaths
 
 
 def paper(
@@ -30,7 +30,7 @@ def paper(
     runs: Path | None = None,
     corpora: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
-    crew: Annotated[Crew, Parameter(name="*")] = Crew(),  # noqa: B008
+    worker_options: Annotated[WorkerOptions, Parameter(name="*")] = WorkerOptions(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
     """Redraw the paper's tables and figures, and judge its claims.
@@ -58,11 +58,11 @@ def paper(
     as_json
         Print JSON.
     """
-    from fieldlens.errors import BadInput
+    from fieldlens.core.errors import BadInput
     from fieldlens.paper.artifact import find, registry
-    from fieldlens.paper.shelf import Shelf
+    from fieldlens.paper.results import PaperResults
     from fieldlens.study.plan import read_study
-    from fieldlens.study.state import Places
+    from fieldlens.study.state import StudyPaths
 
     study = read_study(which)
     folder = results or Path("results") / study.name
@@ -71,19 +71,19 @@ def paper(
     if run:
         if name is None or name == "claims":
             raise BadInput("--run needs the name of an artifact, or all")
-        crew.check()
+        worker_options.check()
         ran = _run(
             chosen,
-            Shelf(study, folder),
-            Places(folder, runs or Path("runs") / study.name),
+            PaperResults(study, folder),
+            StudyPaths(folder, runs or Path("runs") / study.name),
             corpora,
-            crew,
+            worker_options,
             machine,
             retry,
         )
     if results is not None and not results.is_dir():
         raise BadInput(f"--results {results} is no folder")
-    shelf = Shelf(study, folder)
+    shelf = PaperResults(study, folder)
     if name is None:
         _list(shelf, out, as_json)
     elif name == "claims":
@@ -96,40 +96,40 @@ def paper(
 
 def _run(
     chosen: "list[Artifact]",
-    shelf: "Shelf",
-    places: "Places",
+    shelf: "PaperResults",
+    places: "StudyPaths",
     corpora: Path | None,
-    crew: Crew,
+    worker_options: WorkerOptions,
     machine: Machine,
     retry: bool,
-) -> "tuple[Study, Places] | None":
+) -> "tuple[Study, StudyPaths] | None":
     """Hand what artifacts need to the study's controller; returns what that was."""
-    from fieldlens.study.conduct import forgive
+    from fieldlens.study.controller import clear_failures
 
     wanted = None
     names = dict.fromkeys(job.name for one in chosen for job in one.jobs(shelf))
     if names:
         wanted = shelf.study.only(tuple(names))
         if retry:
-            forgive(wanted, places)
-        conduct(wanted, places, corpora, crew, machine)
+            clear_failures(wanted, places)
+        conduct(wanted, places, corpora, worker_options, machine)
     machine.start()
-    os.nice(crew.nice)
+    os.nice(worker_options.nice)
     for one in chosen:
-        one.run(shelf, crew.count(machine), machine)
+        one.run(shelf, worker_options.count(machine), machine)
     return None if wanted is None else (wanted, places)
 
 
-def _list(shelf: "Shelf", out: Path, as_json: bool) -> None:
+def _list(shelf: "PaperResults", out: Path, as_json: bool) -> None:
     from fieldlens.paper.artifact import registry, state
-    from fieldlens.sheet import Sheet
+    from fieldlens.reporting.table import Table
 
     found = [state(one, shelf, out) for one in registry().values()]
     if as_json:
         print(json.dumps({"study": shelf.study.name, "artifacts": found}))
         return
     rows = [[row["name"], row["state"], _where(row)] for row in found]
-    sheet = Sheet(["artifact", "state", "runs"], rows, shelf.study.title)
+    sheet = Table(["artifact", "state", "runs"], rows, shelf.study.title)
     screen = console()
     screen.print(sheet)
     if shelf.absent:
@@ -142,9 +142,9 @@ def _where(row: dict[str, Any]) -> str:
     return f"{row['runs']['needed']} runs" if row["runs"]["needed"] else "needs no run"
 
 
-def _draw(chosen: "list[Artifact]", shelf: "Shelf", out: Path, as_json: bool, skip: bool) -> None:
+def _draw(chosen: "list[Artifact]", shelf: "PaperResults", out: Path, as_json: bool, skip: bool) -> None:
     """Draw some artifacts; of all, those that have no result yet are left out, and what is damaged is said last."""
-    from fieldlens.errors import BadInput
+    from fieldlens.core.errors import BadInput
     from fieldlens.paper.artifact import notes_of, redraw, state
 
     screen, report, damaged = console(), [], None
@@ -175,7 +175,7 @@ def _draw(chosen: "list[Artifact]", shelf: "Shelf", out: Path, as_json: bool, sk
         raise damaged
 
 
-def _claims(shelf: "Shelf", out: Path, as_json: bool) -> None:
+def _claims(shelf: "PaperResults", out: Path, as_json: bool) -> None:
     from fieldlens.paper.claims import judged
     from fieldlens.paper.page import sheet_of, write_pages
 

@@ -36,7 +36,7 @@ class Watcher:
         self.progress.__exit__(*details)
 
     def watch(self, event: dict[str, Any]) -> None:
-        from fieldlens.effort import spoken, spoken_bytes
+        from fieldlens.core.format import format_bytes, format_duration
 
         if "warning" in event:
             self.console.print(f"warning: {event['warning']}", markup=False)
@@ -46,7 +46,7 @@ class Watcher:
             self.stage, self.begun = event["stage"], None
             self.progress.reset(self.task, description=self.stage, total=None)
         if "estimate" in event:
-            words = f"about {spoken(event['estimate'])}, {spoken_bytes(event['memory'])} beside the weights"
+            words = f"about {format_duration(event['estimate'])}, {format_bytes(event['memory'])} beside the weights"
             self.console.print(f"{self.stage}: {words}", markup=False)
         if "done" in event:
             text = f"{self.stage}  {event.get('what', '')}"
@@ -57,4 +57,4 @@ class Watcher:
                 self.last = now
                 left = (now - self.begun[0]) * (event["total"] - event["done"]) / (event["done"] - self.begun[1])
                 share = event["done"] / event["total"]
-                self.console.print(f"{text}: {share:.0%} done, {spoken(left)} left", markup=False)
+                self.console.print(f"{text}: {share:.0%} done, {format_duration(left)} left", markup=False)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from fieldlens.cli.console import console
-from fieldlens.errors import BadInput
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
+from fieldlens.core.errors import BadInput
 
 
 def runs(
@@ -28,8 +28,8 @@ def runs(
     as_json
         Print JSON.
     """
-    from fieldlens.run import runs_below
-    from fieldlens.sheet import Sheet
+    from fieldlens.reporting.table import Table
+    from fieldlens.storage.run_dir import runs_below
 
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: runs are made by fieldlens train --out FOLDER/NAME")
@@ -41,7 +41,7 @@ def runs(
         console().print(f"no runs below {folder}: fieldlens train --out {folder}/NAME makes one", markup=False)
         return
     columns = ["run", "state", "step", "loss", "validation", "scheme", "corpus", "seed"]
-    console().print(Sheet(columns, [_cells(row) for row in rows]))
+    console().print(Table(columns, [_cells(row) for row in rows]))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from fieldlens.cli.console import console
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
 
 LONGEST = 2**24
 
@@ -54,9 +54,10 @@ def schemes(
     """
     import torch
 
-    from fieldlens.draw import bias_by_distance, check_format
-    from fieldlens.errors import BadInput
-    from fieldlens.schemes import registry, scheme
+    from fieldlens.core.errors import BadInput
+    from fieldlens.reporting.plots import bias_by_distance, check_format
+    from fieldlens.schemes.discovery import registry
+    from fieldlens.schemes.spec import scheme
 
     device, dtype = machine.start()
     torch.manual_seed(0)  # learned biases are drawn as training would find them
@@ -84,8 +85,8 @@ def schemes(
 
 def _with_bias(built: list[Any], like: Any, explicit: bool) -> list[Any]:
     """The schemes that have something to draw; one that was asked for by name must."""
-    from fieldlens.attend import bias_table
-    from fieldlens.errors import BadInput
+    from fieldlens.core.errors import BadInput
+    from fieldlens.kernels.attention import bias_table
 
     shown = [one for one in built if one.window or bias_table(one, 1, like) is not None]
     if explicit and len(shown) < len(built):
@@ -96,7 +97,7 @@ def _with_bias(built: list[Any], like: Any, explicit: bool) -> list[Any]:
 
 def _row(scheme: Any) -> dict[str, Any]:
     """What the listing says of one scheme."""
-    from fieldlens.schemes import options
+    from fieldlens.schemes.spec import options
 
     keys = {
         key: {"default": found.default, "choices": _choices(found.annotation)}
@@ -121,7 +122,7 @@ def _choices(annotation: Any) -> list[Any] | None:
 
 def _fits(biases: list[tuple[Any, Any]], head: int) -> list[dict[str, Any]]:
     """Our least squares on one head of each scheme, the paper's constants for Sandwich beside it."""
-    from fieldlens.errors import BadInput
+    from fieldlens.core.errors import BadInput
     from fieldlens.schemes.sandwich import ratios
     from fieldlens.schemes.smoothed import PRINTED, log_fit
 
@@ -142,7 +143,7 @@ def _fits(biases: list[tuple[Any, Any]], head: int) -> list[dict[str, Any]]:
 def _draw(
     biases: list[tuple[Any, Any]], plot: Path, heatmap: bool, head: int | None, log: bool, fits: list[dict[str, Any]]
 ) -> None:
-    from fieldlens import draw
+    from fieldlens.reporting import plots as draw
 
     if head is None:
         figure = draw.panels_of_heads(biases, log)
@@ -178,7 +179,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
 
 
 def _option(key: str, default: Any, choices: list[Any] | None) -> str:
-    from fieldlens.schemes import spell
+    from fieldlens.schemes.spec import spell
 
     values = choices and "|".join(str(choice) for choice in sorted(choices, key=lambda choice: choice != default))
     return f"{key}={values or ('…' if default is None else spell(default))}"

@@ -12,18 +12,18 @@ from cyclopts import Parameter
 from rich.live import Live
 
 from fieldlens.cli.console import console, show
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
 
 if TYPE_CHECKING:
     from fieldlens.study.executors import Executor
     from fieldlens.study.plan import Study
-    from fieldlens.study.state import Places
+    from fieldlens.study.state import StudyPaths
 
 EVERY = 10.0
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerOptions:
     """Who does the jobs.
 
     Parameters
@@ -53,7 +53,7 @@ class Crew:
     gpus: float = 0.0
 
     def check(self) -> None:
-        from fieldlens.errors import BadInput
+        from fieldlens.core.errors import BadInput
 
         for what in ("workers", "time_limit", "cpus"):
             value = getattr(self, what)
@@ -90,7 +90,7 @@ def study(
     report: bool = False,
     retry: bool = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
-    crew: Annotated[Crew, Parameter(name="*")] = Crew(),  # noqa: B008
+    worker_options: Annotated[WorkerOptions, Parameter(name="*")] = WorkerOptions(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
     """Train, evaluate and measure many models; end in one report.
@@ -102,7 +102,7 @@ def study(
     Parameters
     ----------
     which
-        A study file (TOML), a built-in study (demo, paper, paper-full), or for --report a results folder.
+        A study file (TOML), a built-in study (demo, pilot, paper, paper-full), or for --report a results folder.
     out
         Folder for results, made to be committed; results/STUDY unless given.
     runs
@@ -122,49 +122,60 @@ def study(
     as_json
         Print JSON.
     """
-    from fieldlens.study.conduct import forgive
+    from fieldlens.study.controller import clear_failures
     from fieldlens.study.plan import read_study
-    from fieldlens.study.state import Places
+    from fieldlens.study.state import StudyPaths
 
-    crew.check()
+    worker_options.check()
     if report and (Path(which) / "study.json").is_file():
         _conclude(Path(which), as_json)
         return
     found = read_study(which).only(only)
-    places = Places(out or Path("results") / found.name, runs or Path("runs") / found.name)
+    places = StudyPaths(out or Path("results") / found.name, runs or Path("runs") / found.name)
     if report:
         _conclude(places.results, as_json)
     elif dry_run or status:
-        _show(found, places, corpora, crew.count(machine), as_json)
+        _show(found, places, corpora, worker_options.count(machine), as_json)
     else:
         if retry:
-            forgive(found, places)
-        conduct(found, places, corpora, crew, machine, quiet=as_json)
+            clear_failures(found, places)
+        conduct(found, places, corpora, worker_options, machine, quiet=as_json)
         _conclude(places.results, as_json)
         complain(found, places)
 
 
 def conduct(
-    found: "Study", places: "Places", corpora: Path | None, crew: Crew, machine: Machine, quiet: bool = False
+    found: "Study",
+    places: "StudyPaths",
+    corpora: Path | None,
+    worker_options: WorkerOptions,
+    machine: Machine,
+    quiet: bool = False,
 ) -> None:
     """Do what is left of a study, and show how it goes."""
-    from fieldlens.study.conduct import Controller
+    from fieldlens.study.controller import Controller
 
-    if crew.executor != "ray":
+    if worker_options.executor != "ray":
         machine.start()  # what it cannot do here is said now, not by every job
-    workers = crew.count(machine)
-    machine = machine if machine.threads else dataclasses.replace(machine, threads=max(1, int(crew.cpus)))
+    workers = worker_options.count(machine)
+    machine = machine if machine.threads else dataclasses.replace(machine, threads=max(1, int(worker_options.cpus)))
     watcher = Watcher(found, places, workers, quiet)
     controller = Controller(
-        found, places, lambda: crew.gather(machine), machine, corpora, crew.time_limit, watcher.watch
+        found,
+        places,
+        lambda: worker_options.gather(machine),
+        machine,
+        corpora,
+        worker_options.time_limit,
+        watcher.watch,
     )
     controller.prepare()
     with watcher:
         controller.run()
 
 
-def _show(found: "Study", places: "Places", corpora: Path | None, workers: int, as_json: bool) -> None:
-    from fieldlens.study.conduct import texts_of
+def _show(found: "Study", places: "StudyPaths", corpora: Path | None, workers: int, as_json: bool) -> None:
+    from fieldlens.study.controller import texts_of
     from fieldlens.study.forecast import forecast
     from fieldlens.study.state import result_of
     from fieldlens.study.view import overview, table, time_left
@@ -184,8 +195,8 @@ def _show(found: "Study", places: "Places", corpora: Path | None, workers: int, 
 
 def _conclude(folder: Path, as_json: bool) -> None:
     """The tables, and where the report lies, in the last line."""
-    from fieldlens.study.harvest import read_results
     from fieldlens.study.page import summary
+    from fieldlens.study.results import read_results
 
     path = _write_report(folder)
     study, results = read_results(folder)
@@ -200,7 +211,7 @@ def _conclude(folder: Path, as_json: bool) -> None:
 
 
 def _write_report(folder: Path) -> Path:
-    from fieldlens.checkpoint import replace_file
+    from fieldlens.storage.atomic import replace_file
     from fieldlens.study.page import page
 
     path, text = folder / "report.html", page(folder).encode()
@@ -209,11 +220,11 @@ def _write_report(folder: Path) -> Path:
     return path
 
 
-def complain(found: "Study", places: "Places") -> None:
-    from fieldlens.errors import FieldlensError
-    from fieldlens.study.state import survey
+def complain(found: "Study", places: "StudyPaths") -> None:
+    from fieldlens.core.errors import FieldlensError
+    from fieldlens.study.state import job_states
 
-    lost = [name for name, state in survey(found, places).items() if state == "failed"]
+    lost = [name for name, state in job_states(found, places).items() if state == "failed"]
     if lost:
         where = places.results / lost[0] / "failed.json"
         raise FieldlensError(f"{len(lost)} of {len(found.jobs)} runs failed, see {where}: --retry tries again")
@@ -222,7 +233,7 @@ def complain(found: "Study", places: "Places") -> None:
 class Watcher:
     """A live table on a terminal; elsewhere a line when a state changes, and a line for the whole now and then."""
 
-    def __init__(self, found: "Study", places: "Places", workers: int, quiet: bool) -> None:
+    def __init__(self, found: "Study", places: "StudyPaths", workers: int, quiet: bool) -> None:
         from fieldlens.study.forecast import forecast
 
         self.study, self.places, self.workers, self.quiet = found, places, workers, quiet
@@ -239,7 +250,7 @@ class Watcher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
-        from fieldlens.errors import BadInput
+        from fieldlens.core.errors import BadInput
         from fieldlens.study.view import headline, overview
 
         if self.shown:

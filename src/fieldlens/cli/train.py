@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fieldlens.cli.console import console
-from fieldlens.machine import Machine
-from fieldlens.recipe import Habits, Recipe, recipe
+from fieldlens.core.device import Machine
+from fieldlens.training.recipe import Recipe, RunOptions, recipe
 
 Changes = dataclasses.make_dataclass(
     "Changes", [(name, kind | None, None) for name, kind in get_type_hints(Recipe).items()], frozen=True
@@ -31,7 +31,7 @@ def train(
     resume: bool = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     changes: Annotated[Changes, Parameter(name="*")] = Changes(),  # type: ignore[valid-type] # noqa: B008
-    habits: Annotated[Habits, Parameter(name="*")] = Habits(),  # noqa: B008
+    options: Annotated[RunOptions, Parameter(name="*")] = RunOptions(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
     """Train a decoder by a preset; a flag changes any number.
@@ -52,14 +52,14 @@ def train(
         Print the run's last status as JSON.
     """
     chosen = recipe(preset, **dataclasses.asdict(changes))
-    from fieldlens.run import Run
-    from fieldlens.train import train as train_decoder
-    from fieldlens.trainer import Diverged
+    from fieldlens.storage.run_dir import Run
+    from fieldlens.training.loop import train as train_decoder
+    from fieldlens.training.trainer import Diverged
 
     screen = console(stderr=True)
     with Watcher(screen, chosen, quiet=as_json) as watcher, _compiler():
         try:
-            status = train_decoder(chosen, out, resume=resume, machine=machine, habits=habits, watch=watcher.watch)
+            status = train_decoder(chosen, out, resume=resume, machine=machine, options=options, watch=watcher.watch)
         except Diverged:
             if not as_json or os.environ.get("RANK", "0") != "0":
                 raise
@@ -85,7 +85,7 @@ def _compiler() -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.split(".")[:2] not in (["torch", "_inductor"], ["torch", "_dynamo"]):
             raise
-        from fieldlens.errors import BadInput
+        from fieldlens.core.errors import BadInput
 
         said = str(error).strip().splitlines()[0]
         raise BadInput(f"--compile does not work here ({said}): leave it out") from error
@@ -134,7 +134,7 @@ class Watcher:
             return
         if self.quiet:
             return
-        from fieldlens.effort import spoken
+        from fieldlens.core.format import format_duration
 
         self._begin(row)
         text = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
@@ -144,11 +144,12 @@ class Watcher:
         elif not self.console.is_terminal and time.monotonic() - self.last > 10:
             self.last = time.monotonic()
             left = (row["steps"] - row["step"]) * self.chosen.batch * self.chosen.length / row["tokens_per_second"]
-            self.console.print(f"step {row['step']} of {row['steps']}: {text}  {spoken(left)} left")
+            self.console.print(f"step {row['step']} of {row['steps']}: {text}  {format_duration(left)} left")
 
     def _begin(self, row: dict[str, Any]) -> None:
         """After the first step the recipe; after the second what all of them will take."""
-        from fieldlens.effort import peak_memory, spoken, spoken_bytes
+        from fieldlens.core.format import format_bytes, format_duration
+        from fieldlens.core.memory import peak_memory
 
         now = time.monotonic()
         if self.begun is None:
@@ -158,4 +159,4 @@ class Watcher:
         elif not self.told:
             self.told = True
             left = (now - self.begun[0]) / (row["step"] - self.begun[1]) * (row["steps"] - row["step"])
-            self.console.print(f"about {spoken(left)}, {spoken_bytes(peak_memory())} of memory", markup=False)
+            self.console.print(f"about {format_duration(left)}, {format_bytes(peak_memory())} of memory", markup=False)

@@ -16,15 +16,15 @@ from typing import Any, ClassVar, Literal
 
 from matplotlib.figure import Figure
 
-from fieldlens.checkpoint import replace_file
-from fieldlens.draw import save
-from fieldlens.errors import BadInput, unknown
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
+from fieldlens.core.errors import BadInput, unknown
 from fieldlens.paper import artifacts
 from fieldlens.paper.printed import printed_text
-from fieldlens.paper.shelf import Shelf
-from fieldlens.results import read_json, write_json
-from fieldlens.sheet import Sheet, escaped, records_csv
+from fieldlens.paper.results import PaperResults
+from fieldlens.reporting.plots import save
+from fieldlens.reporting.table import Table, escaped, records_csv
+from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.results import read_json, write_json
 from fieldlens.study.plan import Job
 
 VERSION = 1
@@ -44,13 +44,13 @@ CAVEAT = (
 class Drawn:
     """What an artifact consists of: sheets, with figures by what their names end in."""
 
-    sheets: Sequence[Sheet] = ()
+    sheets: Sequence[Table] = ()
     figures: dict[str, Figure] = field(default_factory=dict)
     records: Sequence[dict[str, Any]] = ()
     """The numbers of its cells, in full."""
 
 
-_REGISTRY: dict[str, "type[Artifact]"] = {}
+REGISTERED: dict[str, "type[Artifact]"] = {}
 
 
 class Artifact(ABC):
@@ -65,10 +65,10 @@ class Artifact(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
-            assert cls.name not in _REGISTRY, f"{cls.name} is declared twice"
-            _REGISTRY[cls.name] = cls
+            assert cls.name not in REGISTERED, f"{cls.name} is declared twice"
+            REGISTERED[cls.name] = cls
 
-    def jobs(self, shelf: Shelf) -> list[Job]:
+    def jobs(self, results: PaperResults) -> list[Job]:
         """The runs of the study that it needs."""
         return []
 
@@ -76,24 +76,24 @@ class Artifact(ABC):
     def needs_runs(self) -> bool:
         return type(self).jobs is not Artifact.jobs
 
-    def parts(self, shelf: Shelf) -> dict[str, str]:
+    def parts(self, results: PaperResults) -> dict[str, str]:
         """All that it needs, by name: done, stale or missing."""
-        return {job.name: shelf.states[job.name] for job in self.jobs(shelf)}
+        return {job.name: results.states[job.name] for job in self.jobs(results)}
 
-    def cut(self, shelf: Shelf) -> str:
+    def cut(self, results: PaperResults) -> str:
         """What is not there."""
-        return cut(self.jobs(shelf), shelf)
+        return cut(self.jobs(results), results)
 
-    def files(self, shelf: Shelf) -> list[Path]:
+    def files(self, results: PaperResults) -> list[Path]:
         """The files that it is drawn from."""
-        done = [job.name for job in self.jobs(shelf) if shelf.states[job.name] == "done"]
-        return [path for name in done for path in sorted((shelf.folder / name).iterdir())]
+        done = [job.name for job in self.jobs(results) if results.states[job.name] == "done"]
+        return [path for name in done for path in sorted((results.folder / name).iterdir())]
 
-    def run(self, shelf: Shelf, workers: int, machine: Machine) -> None:  # noqa: B027
+    def run(self, results: PaperResults, workers: int, machine: Machine) -> None:  # noqa: B027
         """Make what it needs and the study does not."""
 
     @abstractmethod
-    def draw(self, shelf: Shelf) -> Drawn:
+    def draw(self, results: PaperResults) -> Drawn:
         """Make it from the results that are there."""
 
 
@@ -101,7 +101,7 @@ def registry() -> dict[str, Artifact]:
     """Every artifact there is: the files of the folder artifacts."""
     for module in pkgutil.iter_modules(artifacts.__path__):
         importlib.import_module(f"{artifacts.__name__}.{module.name}")
-    ordered = sorted(_REGISTRY.items(), key=lambda pair: (pair[1].kind, pair[0]))
+    ordered = sorted(REGISTERED.items(), key=lambda pair: (pair[1].kind, pair[0]))
     return {name: cls() for name, cls in ordered}
 
 
@@ -113,12 +113,12 @@ def find(name: str) -> Artifact:
     return known[name]
 
 
-def state(artifact: Artifact, shelf: Shelf, out: Path) -> dict[str, Any]:
+def state(artifact: Artifact, results: PaperResults, out: Path) -> dict[str, Any]:
     """How it stands: its state, and what was cut."""
-    states = list(artifact.parts(shelf).values())
+    states = list(artifact.parts(results).values())
     counts = {what: states.count(what) for what in ("done", "stale", "missing")}
     drawn = _drawn(artifact, out)
-    moved = drawn is not None and drawn != _source(artifact, shelf)
+    moved = drawn is not None and drawn != _source(artifact, results)
     found: State
     if counts["stale"] or moved:
         found = "stale"
@@ -128,8 +128,8 @@ def state(artifact: Artifact, shelf: Shelf, out: Path) -> dict[str, Any]:
         found = "fresh"
     why = [unfit] if (unfit := _unfit(states)) else []
     why += ["drawn from other results or settings than there are now"] if moved else []
-    why += [artifact.cut(shelf)] if counts["missing"] else []
-    why += [f"study '{shelf.study.name}' has none of its runs"] if artifact.needs_runs and not states else []
+    why += [artifact.cut(results)] if counts["missing"] else []
+    why += [f"study '{results.study.name}' has none of its runs"] if artifact.needs_runs and not states else []
     return {
         "name": artifact.name,
         "kind": artifact.kind,
@@ -141,9 +141,9 @@ def state(artifact: Artifact, shelf: Shelf, out: Path) -> dict[str, Any]:
     }
 
 
-def cut(jobs: Sequence[Job], shelf: Shelf) -> str:
+def cut(jobs: Sequence[Job], results: PaperResults) -> str:
     """What is not there of some runs: corpora, seeds, and how many runs are."""
-    done = [job for job in jobs if shelf.states[job.name] == "done"]
+    done = [job for job in jobs if results.states[job.name] == "done"]
     if not done:
         return f"none of {len(jobs)} runs"
     said = []
@@ -160,19 +160,19 @@ def cut(jobs: Sequence[Job], shelf: Shelf) -> str:
     return ", ".join([*said, f"{len(done)} of {len(jobs)} runs"])
 
 
-def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Path]]:
+def redraw(artifact: Artifact, results: PaperResults, out: Path) -> tuple[Drawn, list[Path]]:
     """Draw an artifact into a folder; its last file says what it was drawn from."""
-    states = list(artifact.parts(shelf).values())
+    states = list(artifact.parts(results).values())
     if artifact.needs_runs and not states:
-        raise BadInput(f"{artifact.name}: study '{shelf.study.name}' has none of its runs")
+        raise BadInput(f"{artifact.name}: study '{results.study.name}' has none of its runs")
     if states and "done" not in states:
-        none = f"{shelf.folder} has no result of any that study '{shelf.study.name}' asks for"
+        none = f"{results.folder} has no result of any that study '{results.study.name}' asks for"
         given = ", from the texts in --corpora FOLDER" if artifact.needs_runs else ""
         raise BadInput(
-            f"{artifact.name} needs {len(states)} runs, and {shelf.absent or _unfit(states) or none}; "
+            f"{artifact.name} needs {len(states)} runs, and {results.absent or _unfit(states) or none}; "
             f"fieldlens paper {artifact.name} --run makes them{given}"
         )
-    drawn = artifact.draw(shelf)
+    drawn = artifact.draw(results)
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for ending, figure in drawn.figures.items():
@@ -180,7 +180,7 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
             path = out / f"{artifact.name}{ending}.{form}"
             save(figure, path)
             written.append(path)
-    notes = notes_of(artifact, shelf)
+    notes = notes_of(artifact, results)
     texts = {
         "md": "\n".join([f"# {artifact.title}\n", *(sheet.markdown() for sheet in drawn.sheets), *notes]) + "\n",
         "tex": "\n".join([*(sheet.latex() for sheet in drawn.sheets), *(rf"\par {escaped(note)}" for note in notes)])
@@ -194,16 +194,16 @@ def redraw(artifact: Artifact, shelf: Shelf, out: Path) -> tuple[Drawn, list[Pat
             written.append(path)
     for name in _files(artifact, out) - {path.name for path in written}:
         (out / name).unlink(missing_ok=True)  # of results that are no longer there
-    content = {"kind": KIND, "name": artifact.name, "source": _source(artifact, shelf)}
+    content = {"kind": KIND, "name": artifact.name, "source": _source(artifact, results)}
     write_json(out / f"{artifact.name}.json", content | {"files": [path.name for path in written]})
     return drawn, written
 
 
-def notes_of(artifact: Artifact, shelf: Shelf) -> list[str]:
+def notes_of(artifact: Artifact, results: PaperResults) -> list[str]:
     """What must be said beside it: what was cut, and what stands for what."""
-    states = list(artifact.parts(shelf).values())
-    stands = artifact.stand_ins and shelf.corpus("arxiv") != "arxiv"
-    notes = [] if set(states) <= {"done"} else [f"Cut: {artifact.cut(shelf)}."]
+    states = list(artifact.parts(results).values())
+    stands = artifact.stand_ins and results.corpus("arxiv") != "arxiv"
+    notes = [] if set(states) <= {"done"} else [f"Cut: {artifact.cut(results)}."]
     notes += [f"Left out: {unfit}."] if (unfit := _unfit(states)) else []
     return notes + ([CAVEAT] if stands else [])
 
@@ -215,12 +215,12 @@ def _unfit(states: Sequence[str]) -> str:
     return f"{count} of {len(states)} results are {how}" if count else ""
 
 
-def _source(artifact: Artifact, shelf: Shelf) -> str:
+def _source(artifact: Artifact, results: PaperResults) -> str:
     """Names what an artifact is drawn from: the study's recipe and texts, the printed numbers, its results' files."""
-    recipes = sorted({repr(job.recipe) for job in shelf.study.whole if job.recipe.scheme == "sandwich"})
-    known = [VERSION, artifact.name, recipes, sorted(shelf.study.pins.items()), printed_text()]
+    recipes = sorted({repr(job.recipe) for job in results.study.whole if job.recipe.scheme == "sandwich"})
+    known = [VERSION, artifact.name, recipes, sorted(results.study.pins.items()), printed_text()]
     found = hashlib.sha256(repr(known).encode())
-    for path in artifact.files(shelf):
+    for path in artifact.files(results):
         found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:16]
 

@@ -4,10 +4,10 @@ import statistics as plain
 from dataclasses import dataclass
 from typing import Any
 
-from fieldlens.compare import places
+from fieldlens.evaluation.compare import places
 from fieldlens.paper.printed import Cell
+from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED
-from fieldlens.paper.shelf import Shelf
 
 BETWEEN = " · "
 
@@ -38,11 +38,17 @@ class Score:
 
 
 def score(
-    shelf: Shelf, model: str, corpus: str, length: int, trained: int = TRAINED, control: bool = False, **asked: Any
+    results: PaperResults,
+    model: str,
+    corpus: str,
+    length: int,
+    trained: int = TRAINED,
+    control: bool = False,
+    **asked: Any,
 ) -> Score:
     """Ours, for a model, corpus and length of the paper's."""
-    found = shelf.evaluations(model, corpus, trained, control, **asked)
-    here = shelf.length(length)
+    found = results.evaluations(model, corpus, trained, control, **asked)
+    here = results.length(length)
     values = {seed: one.score(here) for seed, one in found.items() if here in one.losses}
     return Score(values, sum(not one.losses for one in found.values()))
 
@@ -53,16 +59,16 @@ def both(paper: Cell | None, ours: Score) -> str:
 
 
 def record(
-    shelf: Shelf, corpus: str, model: str, length: int, paper: Cell | None, ours: Score, control: bool = False
+    results: PaperResults, corpus: str, model: str, length: int, paper: Cell | None, ours: Score, control: bool = False
 ) -> dict[str, Any]:
     """The same for a spreadsheet, in full: the paper's corpus, model and length, and what ours was measured on."""
     return {
         "corpus": corpus,
         "model": model,
         "length": length,
-        "our_corpus": shelf.corpus(corpus),
-        "our_model": shelf.spec(model, control),
-        "our_length": shelf.length(length),
+        "our_corpus": results.corpus(corpus),
+        "our_model": results.spec(model, control),
+        "our_length": results.length(length),
         "distances": "paper" if control else "scaled",
         "paper": paper and paper.value,
         "paper_deviation": paper and paper.deviation,
@@ -75,7 +81,7 @@ def record(
     }
 
 
-def row_heading(shelf: Shelf, length: int) -> str:
+def row_heading(results: PaperResults, length: int) -> str:
     """A relative length, with the paper's and ours: × 2 (1024 | 256)."""
     relative = f"× {length / TRAINED:g}"
-    return f"{relative} ({length})" if shelf.factor == 1 else f"{relative} ({length} | {shelf.length(length)})"
+    return f"{relative} ({length})" if results.factor == 1 else f"{relative} ({length} | {results.length(length)})"

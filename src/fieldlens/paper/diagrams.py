@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from fieldlens.draw import STYLES, Curve, new_figure, tints
-from fieldlens.protocols import Excerpt
+from fieldlens.evaluation.protocols import Excerpt
+from fieldlens.reporting.plots import STYLES, Curve, new_figure, tints
 
 INPUT, TARGET, OUTSIDE = "#56B4E9", "#D55E00", "#EEEEEE"
 

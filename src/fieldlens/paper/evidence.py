@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fieldlens.advice import CLOSE_ENOUGH
-from fieldlens.evaluation import Evaluation
+from fieldlens.evaluation.result import Evaluation
+from fieldlens.evaluation.statistics import Interval, Paired, bootstrap_difference, differences, extent, holm, sign_flip
+from fieldlens.evaluation.verdict import ALPHA, EXPLOSION
+from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import LENGTHS, TRAINED
-from fieldlens.paper.shelf import Shelf
-from fieldlens.receptive import ReceptiveField
-from fieldlens.statistics import Interval, Paired, bootstrap_difference, differences, extent, holm, sign_flip
-from fieldlens.verdict import ALPHA, EXPLOSION
+from fieldlens.receptive.check import CLOSE_ENOUGH
+from fieldlens.receptive.field import ReceptiveField
 
 Answer = bool | None
 """Yes, no, or not to be told from these results."""
@@ -99,18 +99,18 @@ class Past(NamedTuple):
 class Evidence:
     """Questions to a shelf, each answered once; lengths and models are the paper's."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self.shelf = shelf
+    def __init__(self, results: PaperResults) -> None:
+        self.results = results
         self._verdicts: dict[tuple[str, str, int], dict[str, Any]] = {}
 
     def name(self, model: str, trained: int = TRAINED) -> str:
         """How a run is called in evidence."""
-        longer = f" trained on {self.shelf.length(trained)}" if trained != TRAINED else ""
-        return f"{self.shelf.label(model)}{longer}"
+        longer = f" trained on {self.results.length(trained)}" if trained != TRAINED else ""
+        return f"{self.results.label(model)}{longer}"
 
     def each(self, model: str, corpus: str, trained: int = TRAINED, **asked: Any) -> dict[int, Evaluation]:
         """The evaluations of a model by seed, but for those that diverged."""
-        found = self.shelf.evaluations(model, corpus, trained, **asked)
+        found = self.results.evaluations(model, corpus, trained, **asked)
         alive = {seed: one for seed, one in found.items() if one.losses}
         if not alive:
             raise self.missing(model, corpus, trained)
@@ -118,33 +118,33 @@ class Evidence:
 
     def losses(self, model: str, corpus: str, trained: int = TRAINED) -> Evaluation:
         """The evaluation of a model, pooled over seeds."""
-        found = self.shelf.pooled(model, corpus, trained)
+        found = self.results.pooled(model, corpus, trained)
         if found is None:
             raise self.missing(model, corpus, trained)
         return found
 
     def field(self, model: str, corpus: str, trained: int = TRAINED) -> ReceptiveField:
         """The receptive field of a model, pooled over seeds."""
-        found = self.shelf.field(model, corpus, trained)
+        found = self.results.field(model, corpus, trained)
         if found is None:
             raise self.missing(model, corpus, trained)
         return found
 
     def fields(self, model: str, corpus: str, trained: int = TRAINED) -> dict[int, ReceptiveField]:
         """The receptive fields of a model by seed."""
-        found = self.shelf.fields(model, corpus, trained)
+        found = self.results.fields(model, corpus, trained)
         if not found:
             raise self.missing(model, corpus, trained)
         return found
 
     def inside(self, model: str, corpus: str) -> list[float]:
         """The share of the gradient within the most recent L_tr tokens, with each seed."""
-        return [one.within(self.shelf.trained) for one in self.fields(model, corpus).values()]
+        return [one.within(self.results.trained) for one in self.fields(model, corpus).values()]
 
     def missing(self, model: str, corpus: str, trained: int = TRAINED, why: str = "") -> Missing:
-        lost = [str(seed) for seed, one in self.shelf.results(model, corpus, trained).items() if one.diverged]
+        lost = [str(seed) for seed, one in self.results.results(model, corpus, trained).items() if one.diverged]
         why = why or (f", which diverged with seed {', '.join(lost)}" if lost else "")
-        return Missing(f"{self.name(model, trained)} on {self.shelf.corpus(corpus)}{why}")
+        return Missing(f"{self.name(model, trained)} on {self.results.corpus(corpus)}{why}")
 
     def verdict(self, model: str, corpus: str, trained: int = TRAINED) -> dict[str, Any]:
         """What becomes of the loss past the training length."""
@@ -162,7 +162,7 @@ class Evidence:
 
     def past(self, model: str, corpus: str, trained: int = TRAINED) -> list[Past]:
         """How loss differs from that at the training length, at each length past it."""
-        own, pooled = self.shelf.length(trained), self.losses(model, corpus, trained)
+        own, pooled = self.results.length(trained), self.losses(model, corpus, trained)
         found = []
         for row in self.verdict(model, corpus, trained)["evidence"]:
             each = [
@@ -194,7 +194,7 @@ class Evidence:
 
     def covered(self, model: str, corpus: str) -> Answer:
         """Whether the training length holds the ERF, if all seeds say the same."""
-        found = {one.erf(0.99) <= self.shelf.trained for one in self.fields(model, corpus).values()}
+        found = {one.erf(0.99) <= self.results.trained for one in self.fields(model, corpus).values()}
         return found.pop() if len(found) == 1 else None
 
     def gap(
@@ -206,7 +206,7 @@ class Evidence:
     ) -> Gap:
         """Of the same targets and the seeds that both have, in the mean over some lengths of the paper's."""
         pairs = [
-            (self.shelf.length(a), self.shelf.length(b))
+            (self.results.length(a), self.results.length(b))
             for a, b in zip(lengths, lengths if other_lengths is None else other_lengths, strict=True)
         ]
         shared = sorted(one.keys() & other.keys())
@@ -230,7 +230,7 @@ class Evidence:
     def growth(self, model: str, other: str, corpus: str) -> Gap:
         """How much more one model's loss grows from L_tr to the longest length than another's."""
         one, two = self._both(model, other, corpus)
-        first, last = (self.shelf.length(length) for length in (LENGTHS[0], LENGTHS[-1]))
+        first, last = (self.results.length(length) for length in (LENGTHS[0], LENGTHS[-1]))
         shared = sorted(one.keys() & two.keys())
         grown, theirs = (
             np.stack([differences(each[seed].quantities(last), each[seed].quantities(first)) for seed in shared])
@@ -257,8 +257,8 @@ class Evidence:
         found, said = [], []
         for ((one, other), some), gap in zip(asked, corrected(gaps), strict=True):
             found.append(gap.agreed(gap.lower(), lambda difference: difference < 0))
-            at = f" at {self.shelf.length(some[0])}" if len(some) == 1 else ""
-            names = f"{self.shelf.label(one)} minus {self.shelf.label(other)}{at}"
+            at = f" at {self.results.length(some[0])}" if len(some) == 1 else ""
+            names = f"{self.results.label(one)} minus {self.results.label(other)}{at}"
             seeds = by_seed(gap, lambda nats: f"{nats:+.4f}")
             said.append(f"{names}: {gap.found.difference:+.4f} nats ({tested(gap)}{seeds})")
         return found, said

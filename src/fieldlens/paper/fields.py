@@ -5,41 +5,43 @@ from typing import Any
 
 import numpy as np
 
-from fieldlens.advice import coverage
-from fieldlens.draw import Curve
 from fieldlens.paper.printed import receptive_fields
+from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED
-from fieldlens.paper.shelf import Shelf
-from fieldlens.receptive import ReceptiveField
-from fieldlens.schemes import parse
-from fieldlens.sheet import Sheet
+from fieldlens.receptive.advice import coverage
+from fieldlens.receptive.field import ReceptiveField
+from fieldlens.reporting.plots import Curve
+from fieldlens.reporting.table import Table
+from fieldlens.schemes.spec import parse
 
 
-def curves(shelf: Shelf, models: Sequence[str], corpus: str, trained: int = TRAINED) -> list[Curve]:
+def curves(results: PaperResults, models: Sequence[str], corpus: str, trained: int = TRAINED) -> list[Curve]:
     """A line for each model that was measured; its label names the paper's value, ours, and where it reaches 99 %."""
     found = []
     for model in models:
-        field = shelf.field(model, corpus, trained)
+        field = results.field(model, corpus, trained)
         if field is not None:
-            found.append(field.curve(shelf.spec(model))._replace(label=f"{shelf.label(model)}: ERF {field.bounded()}"))
+            found.append(
+                field.curve(results.spec(model))._replace(label=f"{results.label(model)}: ERF {field.bounded()}")
+            )
     return found
 
 
 def reading(
-    shelf: Shelf, models: Sequence[str], corpus: str, trained: int = TRAINED
-) -> tuple[Sheet, list[dict[str, Any]]]:
+    results: PaperResults, models: Sequence[str], corpus: str, trained: int = TRAINED
+) -> tuple[Table, list[dict[str, Any]]]:
     """What is read from the curves: ERF in units of the training length, coverage, and the theoretical reach."""
     printed, rows, records = receptive_fields(), [], []
     for model in models:
-        field, spec = shelf.field(model, corpus, trained), shelf.spec(model)
+        field, spec = results.field(model, corpus, trained), results.spec(model)
         paper = printed.get((corpus, model))
         window = parse(spec)[1].get("window")
-        layers = shelf.study.whole[0].recipe.layers
+        layers = results.study.whole[0].recipe.layers
         share = coverage(field)["share"] if field is not None else None
         reach = f"{layers * (window - 1) + 1:,} ({layers * window:,})" if window else "–"
-        length = shelf.length(trained)
+        length = results.length(trained)
         rows.append([
-            shelf.label(model),
+            results.label(model),
             f"{paper / TRAINED:.2f}" if paper else "–",
             "–" if field is None else f"{'> ' if field.saturated() else ''}{field.erf(0.99) / length:.2f}",
             "–" if field is None else field.bounded(),
@@ -52,7 +54,7 @@ def reading(
             "segments": field and len(field.norms_NT), "exact_trf": layers * (window - 1) + 1 if window else None,
         })  # fmt: skip
     columns = ["model", "ERF / L_tr, paper", "ours", "ERF", "coverage", "TRF exact (paper's formula)"]
-    return Sheet(columns, rows, f"{shelf.corpus_label(corpus)}: what the curves say"), records
+    return Table(columns, rows, f"{results.corpus_label(corpus)}: what the curves say"), records
 
 
 def distance(a: ReceptiveField, b: ReceptiveField) -> float:

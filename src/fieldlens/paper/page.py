@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fieldlens import report
-from fieldlens.checkpoint import replace_file
 from fieldlens.paper.artifact import CAVEAT, cut
 from fieldlens.paper.claims import VERDICTS, Judged
-from fieldlens.paper.shelf import Shelf
-from fieldlens.sheet import Sheet
+from fieldlens.paper.results import PaperResults
+from fieldlens.reporting import blocks as report
+from fieldlens.reporting.table import Table
+from fieldlens.storage.atomic import replace_file
 
 TITLE = "What the paper claims, and what our results say"
 HOW = (
@@ -37,27 +37,27 @@ REVISED = (
 )
 
 
-def sheet_of(found: Sequence[Judged]) -> Sheet:
+def sheet_of(found: Sequence[Judged]) -> Table:
     """One line per claim."""
     rows = [["ours" if one.ours else "paper", one.name, one.verdict, one.says] for one in found]
     counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
     title = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    return Sheet(["whose", "claim", "verdict", "what it says"], rows, title)
+    return Table(["whose", "claim", "verdict", "what it says"], rows, title)
 
 
-def write_pages(shelf: Shelf, found: Sequence[Judged], out: Path) -> list[Path]:
+def write_pages(results: PaperResults, found: Sequence[Judged], out: Path) -> list[Path]:
     """Write claims.html and claims.md into a folder."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, text in (("claims.html", html(shelf, found)), ("claims.md", markdown(shelf, found))):
+    for name, text in (("claims.html", html(results, found)), ("claims.md", markdown(results, found))):
         replace_file(out / name, text.encode())
         written.append(out / name)
     return written
 
 
-def markdown(shelf: Shelf, found: Sequence[Judged]) -> str:
+def markdown(results: PaperResults, found: Sequence[Judged]) -> str:
     """The page for a repository."""
-    lines = [f"# {TITLE}", "", HOW, "", *(f"{note}\n" for note in _notes(shelf))]
+    lines = [f"# {TITLE}", "", HOW, "", *(f"{note}\n" for note in _notes(results))]
     lines += [f"{sheet_of(found).title}.", ""]
     for ours, heading in ((False, "The paper's claims"), (True, "Findings of our own")):
         some = [one for one in found if one.ours == ours]
@@ -72,13 +72,13 @@ def markdown(shelf: Shelf, found: Sequence[Judged]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def html(shelf: Shelf, found: Sequence[Judged]) -> str:
+def html(results: PaperResults, found: Sequence[Judged]) -> str:
     """The same as one HTML file."""
     counts = [(verdict, sum(one.verdict == verdict for one in found)) for verdict in VERDICTS]
     blocks: list[report.Block] = [
         report.cards(*(report.Card(str(count), verdict) for verdict, count in counts)),
         report.text(HOW),
-        report.note("info", *_notes(shelf)),
+        report.note("info", *_notes(results)),
     ]
     for ours, heading in ((False, "The paper's claims"), (True, "Findings of our own")):
         some = [one for one in found if one.ours == ours]
@@ -88,7 +88,7 @@ def html(shelf: Shelf, found: Sequence[Judged]) -> str:
             evidence = [[word] for word in (*one.evidence, *_open(one))]
             inner = [report.text(one.says, f"**Test:** {one.rule}"), report.table(["evidence"], evidence)]
             blocks.append(report.details(f"{one.name}: {one.verdict}", inner))
-    study = shelf.study
+    study = results.study
     return report.page(TITLE, study.title, blocks, {"from the results of": study.name})
 
 
@@ -104,8 +104,11 @@ def _open(one: Judged) -> list[str]:
     return found + ([f"what would decide: {one.decides}"] if one.decides else [])
 
 
-def _notes(shelf: Shelf) -> list[str]:
-    notes = [f"From {cut(shelf.study.whole, shelf)} of study `{shelf.study.name}`, trained on {shelf.trained} tokens."]
-    lost = shelf.diverged()
+def _notes(results: PaperResults) -> list[str]:
+    notes = [
+        f"From {cut(results.study.whole, results)} of study `{results.study.name}`, "
+        f"trained on {results.trained} tokens."
+    ]
+    lost = results.diverged()
     notes += [f"Diverged, and counted as no number: {', '.join(lost)}."] if lost else []
-    return notes + ([CAVEAT, REVISED] if shelf.corpus("arxiv") != "arxiv" else [])
+    return notes + ([CAVEAT, REVISED] if results.corpus("arxiv") != "arxiv" else [])

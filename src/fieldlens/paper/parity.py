@@ -21,12 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fieldlens.decoder import Config, Decoder
-from fieldlens.errors import BadInput
-from fieldlens.evaluate import slug
-from fieldlens.machine import Machine
-from fieldlens.results import provenance, read_json, write_json
-from fieldlens.store import digest
+from fieldlens.core.device import Machine
+from fieldlens.core.errors import BadInput
+from fieldlens.evaluation.command import slug
+from fieldlens.models.decoder import Config, Decoder
+from fieldlens.storage.content_cache import digest
+from fieldlens.storage.provenance import provenance
+from fieldlens.storage.results import read_json, write_json
 
 KIND = "fieldlens parity"
 VERSION = 1
@@ -141,7 +142,7 @@ def train(trial: Trial) -> tuple[Decoder, int]:
     torch.manual_seed(trial.seed)
     chance = torch.Generator().manual_seed(trial.seed)
     config = Config(
-        scheme=trial.scheme, layers=task.layers, width=task.width, heads=task.heads, vocabulary=4,
+        scheme=trial.scheme, layers=task.layers, width=task.width, heads=task.heads, vocab_size=4,
         train_length=task.longest + 1,
     )  # fmt: skip
     model = Decoder(config)

@@ -6,7 +6,7 @@ is one of 2^-(h - log2 factor). The number of layers stays, so that a window kee
 
 import math
 
-from fieldlens.schemes import canonical, parse, spell
+from fieldlens.schemes.spec import canonical, parse, spell
 
 TRAINED = 512
 """The paper's training length."""

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fieldlens.errors import BadInput
-from fieldlens.schemes import Scheme, exact
+from fieldlens.core.errors import BadInput
+from fieldlens.schemes.base import Scheme, widest_float
 
 LARGEST_SHIFT = 100
 
@@ -60,5 +60,5 @@ class ALiBi(Scheme):
         self.slopes = [max(slope * 2.0**-shift, slope_floor) for slope in base]
 
     def bias(self, distances_N: Tensor) -> Tensor:
-        distances_N = exact(distances_N)
+        distances_N = widest_float(distances_N)
         return -torch.tensor(self.slopes, dtype=distances_N.dtype, device=distances_N.device)[:, None] * distances_N

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fieldlens.schemes import Scheme, exact
+from fieldlens.schemes.base import Scheme, widest_float
 
 LEAST = 0.01
 """Both parameters stay at or above this, as in the authors' code."""
@@ -38,7 +38,11 @@ class Kerple(Scheme):
                 parameter_H.copy_(inside_H)
 
     def bias(self, distances_N: Tensor) -> Tensor:
-        p_H1, a_H1, distances_N = exact(self.p_H)[:, None], exact(self.a_H)[:, None], exact(distances_N)
+        p_H1, a_H1, distances_N = (
+            widest_float(self.p_H)[:, None],
+            widest_float(self.a_H)[:, None],
+            widest_float(distances_N),
+        )
         if self.kind == "log":
             return -p_H1 * torch.log1p(a_H1 * distances_N)
         return -a_H1 * distances_N**p_H1

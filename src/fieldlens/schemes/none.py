@@ -1,6 +1,6 @@
 """No positional scheme: order is known only through the causal mask."""
 
-from fieldlens.schemes import Scheme
+from fieldlens.schemes.base import Scheme
 
 
 class NoScheme(Scheme):

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from fieldlens.errors import BadInput
-from fieldlens.schemes import Scheme, exact
+from fieldlens.core.errors import BadInput
+from fieldlens.schemes.base import Scheme, widest_float
 
 
 class Rotary(Scheme):
@@ -25,5 +25,5 @@ class Rotary(Scheme):
         self.base = base
 
     def angles(self, positions: Tensor) -> Tensor:
-        exponents_F = exact(torch.arange(0, self.head_width, 2, device=positions.device)) / self.head_width
-        return exact(positions)[..., None] * self.base**-exponents_F
+        exponents_F = widest_float(torch.arange(0, self.head_width, 2, device=positions.device)) / self.head_width
+        return widest_float(positions)[..., None] * self.base**-exponents_F

@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fieldlens.errors import BadInput
-from fieldlens.schemes import MOST, Scheme, exact
+from fieldlens.core.errors import BadInput
+from fieldlens.schemes.base import MOST, Scheme, widest_float
 
 ROWS = 2**14
 """Distances whose terms are held at once."""
@@ -19,9 +19,9 @@ def ratios(heads: int) -> Tensor:
 
 def wave(distances_N: Tensor, dims: int, first: int) -> Tensor:
     """Σ_i cos(Δ / 10000^(2i/d̄)) - d̄/2 over d̄/2 frequencies, i counted from `first`: (N,) -> (N,)."""
-    exponents_F = exact(torch.arange(first, first + dims // 2, device=distances_N.device)) * 2 / dims
+    exponents_F = widest_float(torch.arange(first, first + dims // 2, device=distances_N.device)) * 2 / dims
     frequencies_F = 10000.0**-exponents_F
-    some_at_once = (torch.cos(exact(n)[:, None] * frequencies_F) - 1 for n in distances_N.split(ROWS))
+    some_at_once = (torch.cos(widest_float(n)[:, None] * frequencies_F) - 1 for n in distances_N.split(ROWS))
     return torch.cat([terms_NF.sum(-1) for terms_NF in some_at_once])
 
 
@@ -62,7 +62,7 @@ class Sandwich(Scheme):
         wave_N = wave(distances_N, self.dims, self.first)
         if self.log_ratios_H is None:
             return wave_N / ratios(self.heads).to(wave_N)[:, None]
-        return wave_N * torch.exp(-exact(self.log_ratios_H))[:, None]
+        return wave_N * torch.exp(-widest_float(self.log_ratios_H))[:, None]
 
 
 def _log_ratios(heads: int) -> Tensor:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from fieldlens.errors import BadInput
-from fieldlens.schemes import Scheme, exact
+from fieldlens.core.errors import BadInput
+from fieldlens.schemes.base import Scheme, widest_float
 
 
 class Sinusoidal(Scheme):
@@ -29,6 +29,6 @@ class Sinusoidal(Scheme):
         self.base, self.scale = base, scale
 
     def embedding(self, positions: Tensor) -> Tensor:
-        exponents_F = exact(torch.arange(0, self.width, 2, device=positions.device)) / self.width
-        angles = exact(positions)[..., None] * self.base**-exponents_F
+        exponents_F = widest_float(torch.arange(0, self.width, 2, device=positions.device)) / self.width
+        angles = widest_float(positions)[..., None] * self.base**-exponents_F
         return self.scale * torch.cat([angles.sin(), angles.cos()], -1)

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fieldlens.schemes import Scheme, exact
+from fieldlens.schemes.base import Scheme, widest_float
 from fieldlens.schemes.sandwich import ratios, wave
 
 PRINTED = (-0.825, -0.8)
@@ -42,5 +42,5 @@ class Smoothed(Scheme):
             self.slope, self.constant = log_fit(near_N, wave(near_N, dims=128, first=0) / 8)
 
     def bias(self, distances_N: Tensor) -> Tensor:
-        curve_N = self.slope * torch.log1p(exact(distances_N)) + self.constant
+        curve_N = self.slope * torch.log1p(widest_float(distances_N)) + self.constant
         return curve_N * 8 / ratios(self.heads).to(curve_N)[:, None]

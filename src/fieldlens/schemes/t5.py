@@ -6,14 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fieldlens.errors import BadInput
-from fieldlens.schemes import MOST, Scheme, exact
+from fieldlens.core.errors import BadInput
+from fieldlens.schemes.base import MOST, Scheme, widest_float
 
 
 def bucket(distances_N: Tensor, buckets: int, max_distance: int) -> Tensor:
     """Half the buckets hold one distance each, the others grow logarithmically; the last takes all the rest."""
     single = buckets // 2
-    ratio_N = exact(distances_N.clamp(min=single)) / single
+    ratio_N = widest_float(distances_N.clamp(min=single)) / single
     # The hair keeps distances that lie exactly on a boundary on its upper side, whatever the logarithm rounds to.
     steps_N = torch.log(ratio_N) / math.log(max_distance / single) * (buckets - single) + 1e-9
     return torch.where(distances_N < single, distances_N, (single + steps_N.long()).clamp(max=buckets - 1))
@@ -55,5 +55,5 @@ class T5(Scheme):
             nn.init.normal_(self.table_NH, std=(heads * head_width) ** -0.5)
 
     def bias(self, distances_N: Tensor) -> Tensor:
-        rows_NH = exact(self.table_NH)[bucket(distances_N, self.buckets, self.max_distance)]
+        rows_NH = widest_float(self.table_NH)[bucket(distances_N, self.buckets, self.max_distance)]
         return rows_NH.T * self.factor

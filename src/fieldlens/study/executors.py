@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fieldlens.checkpoint import replace_file
-from fieldlens.errors import BadInput
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
+from fieldlens.core.errors import BadInput
+from fieldlens.storage.atomic import replace_file
 from fieldlens.study.plan import Job
-from fieldlens.study.state import Places
+from fieldlens.study.state import StudyPaths
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Order:
     """A job with all that a process needs to do it."""
 
     job: Job
-    places: Places
+    places: StudyPaths
     corpus: str
     machine: Machine
 

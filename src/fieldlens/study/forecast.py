@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from fieldlens.errors import BadInput
-from fieldlens.measure import LENGTH
-from fieldlens.recipe import Recipe
-from fieldlens.results import read_json
+from fieldlens.core.errors import BadInput
+from fieldlens.receptive.command import LENGTH
+from fieldlens.storage.results import read_json
 from fieldlens.study.plan import Job, Study
-from fieldlens.study.state import Places, result_of
+from fieldlens.study.state import StudyPaths, result_of
+from fieldlens.training.recipe import Recipe
 
 STAGES = ("train", "evaluate", "measure")
 EXTRA = 16.0
@@ -77,7 +77,7 @@ class Forecast:
         return (before + expected[stage] * progress.get("done", 0.0)) / sum(expected.values())
 
 
-def forecast(study: Study, places: Places) -> Forecast:
+def forecast(study: Study, places: StudyPaths) -> Forecast:
     """From the timings of the jobs that are finished; where there are none, from a short trial."""
     timed = [(job, _timings(job, places)) for job in study.jobs]
     rates = {stage: _rate(stage, timed) for stage in STAGES}
@@ -88,10 +88,10 @@ def forecast(study: Study, places: Places) -> Forecast:
     return Forecast(known)
 
 
-def _timings(job: Job, places: Places) -> dict[str, float]:
+def _timings(job: Job, places: StudyPaths) -> dict[str, float]:
     """Seconds of each stage of a finished job; none of one that diverged, which did not do them all."""
     result = result_of(job, places) or {}
-    if result.get("state") != "done" or result.get("addresses") != job.addresses:  # what it took, it took for that
+    if result.get("state") != "done" or result.get("addresses") != job.config_hashes:  # what it took, it took for that
         return {}
     try:
         found = read_json(places.result(job) / "timings.json")

@@ -18,26 +18,26 @@ from typing import Any
 
 import torch
 
-from fieldlens.checkpoint import replace_file
-from fieldlens.corpus import open_corpus
-from fieldlens.errors import BadInput, FieldlensError
-from fieldlens.evaluate import Question, evaluate_all, read_text
-from fieldlens.evaluation import Evaluation
-from fieldlens.machine import Machine
-from fieldlens.measure import measure_all
-from fieldlens.measurement import Measurement, save_measurement
-from fieldlens.measurement import Question as MeasureQuestion
-from fieldlens.recipe import Habits, Recipe
-from fieldlens.results import write_json
-from fieldlens.run import Occupied, Run, locked
-from fieldlens.scoring import anchors_of
-from fieldlens.statistics import finite
-from fieldlens.store import hash_of
+from fieldlens.core.device import Machine
+from fieldlens.core.errors import BadInput, FieldlensError
+from fieldlens.data.corpus import open_corpus
+from fieldlens.data.text import read_text
+from fieldlens.data.tokens import tokenize
+from fieldlens.evaluation.command import EvalRequest, evaluate_all
+from fieldlens.evaluation.evaluate import draw_anchors
+from fieldlens.evaluation.result import Evaluation
+from fieldlens.evaluation.statistics import finite
+from fieldlens.receptive.command import measure_all
+from fieldlens.receptive.result import Measurement, MeasureRequest, save_measurement
+from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.content_cache import hash_of
+from fieldlens.storage.results import write_json
+from fieldlens.storage.run_dir import Occupied, Run, locked
 from fieldlens.study.plan import Job, job_from, question
-from fieldlens.study.state import Places, state_of
-from fieldlens.tokens import tokenize
-from fieldlens.train import train
-from fieldlens.trainer import Diverged
+from fieldlens.study.state import StudyPaths, state_of
+from fieldlens.training.loop import train
+from fieldlens.training.recipe import Recipe, RunOptions
+from fieldlens.training.trainer import Diverged
 
 SAVE_EVERY = 50
 """Steps between checkpoints: what a killed worker loses at most."""
@@ -54,7 +54,7 @@ PREPARING = "prepare"
 class Progress:
     """What a job says of itself while it works, in a file that anybody may read."""
 
-    def __init__(self, places: Places, job: Job) -> None:
+    def __init__(self, places: StudyPaths, job: Job) -> None:
         self.path, self.clock = places.progress(job), places.timings(job)
         self.stage, self.told, self.part = "", 0.0, (0, 1)
         """Of a stage: which part this is, of how many."""
@@ -110,7 +110,7 @@ class Progress:
             self.tell((number + event["done"] / event["total"]) / count)
 
 
-def perform(job: Job, places: Places, corpus: str, machine: Machine) -> None:
+def perform(job: Job, places: StudyPaths, corpus: str, machine: Machine) -> None:
     """Do what is missing of a job."""
     work = places.work(job)
     with locked(places.lock(job), f"{work}: another process works on this job"):
@@ -139,21 +139,21 @@ def perform(job: Job, places: Places, corpus: str, machine: Machine) -> None:
         measured = None
         if job.measurement is not None:
             with progress.at("measure"):
-                wanted = MeasureQuestion(**job.measurement, corpus=corpus)
+                wanted = MeasureRequest(**job.measurement, corpus=corpus)
                 (measured,) = measure_all([str(work)], wanted, device, dtype, progress.event)
         _finish(job, places, run, text, found, measured)
 
 
 def _check_room(job: Job, corpus: str, tokenizer: Path) -> None:
     """Refuse, before anything is trained, what the text has no room for."""
-    asked = [Question(corpus, **question(one)) for one in job.evaluations]
+    asked = [EvalRequest(corpus, **question(one)) for one in job.evaluations]
     if job.measurement is not None:
-        wanted = MeasureQuestion(**job.measurement)
+        wanted = MeasureRequest(**job.measurement)
         if wanted.length:
-            asked.append(Question(corpus, (wanted.length,), wanted.segments, split=wanted.split))
+            asked.append(EvalRequest(corpus, (wanted.length,), wanted.segments, split=wanted.split))
     for one in asked:
         text = read_text(corpus, one.split, tokenizer, progress=False)
-        anchors_of(text.documents, one.plan(one.lengths, text.bos))
+        draw_anchors(text.documents, one.plan(one.lengths, text.bos))
 
 
 def _start_afresh_with(text: str, work: Path) -> None:
@@ -174,7 +174,7 @@ def _train(recipe: Recipe, work: Path, machine: Machine, progress: Progress) -> 
             work,
             resume=True,
             machine=machine,
-            habits=Habits(save_every=max(1, min(SAVE_EVERY, recipe.steps // 4))),
+            options=RunOptions(save_every=max(1, min(SAVE_EVERY, recipe.steps // 4))),
             watch=progress.step,
         )
 
@@ -183,20 +183,20 @@ def _evaluate(
     asked: dict[str, Any], corpus: str, work: Path, device: torch.device, dtype: torch.dtype, progress: Progress
 ) -> Evaluation:
     ((_, found),) = evaluate_all(
-        [str(work)], Question(corpus, **question(asked)), work / "evaluations", device, dtype, progress.event
+        [str(work)], EvalRequest(corpus, **question(asked)), work / "evaluations", device, dtype, progress.event
     )
     return found
 
 
 def _finish(
-    job: Job, places: Places, run: Run, text: str, found: list[Evaluation], measured: Measurement | None
+    job: Job, places: StudyPaths, run: Run, text: str, found: list[Evaluation], measured: Measurement | None
 ) -> None:
     """Write the result; its last file says that all of it is there."""
-    folder, addresses = places.result(job), job.addresses
+    folder, config_hashes = places.result(job), job.config_hashes
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(places.timings(job), folder / "timings.json")
     files = []
-    for asked, one, address in zip(job.evaluations, found, addresses["evaluations"], strict=bool(found)):
+    for asked, one, address in zip(job.evaluations, found, config_hashes["evaluations"], strict=bool(found)):
         about = {key: value for key, value in one.about.items() if key != "seconds"}
         about |= {"model": _model(about["model"], job), "asked": asked}
         name = f"evaluation-{address[:8]}"
@@ -207,7 +207,7 @@ def _finish(
         save_measurement(dataclasses.replace(measured, about=about), folder / "measurement.json")
         files += ["measurement.json", "measurement.npz"]
     hashes = {name: hash_of(folder / name) for name in files}
-    write_json(folder / "result.json", _result(job, run, text) | {"addresses": addresses, "files": hashes})
+    write_json(folder / "result.json", _result(job, run, text) | {"addresses": config_hashes, "files": hashes})
     for path in (*folder.glob("evaluation-*"), *folder.glob("measurement.*"), places.failure(job)):
         if path.name not in files:  # of an earlier question
             path.unlink(missing_ok=True)
@@ -267,7 +267,7 @@ def main() -> None:
     given = json.loads(Path(file).read_text())
     _end_with_parent()
     try:
-        places = Places(**{key: Path(value) for key, value in given["places"].items()})
+        places = StudyPaths(**{key: Path(value) for key, value in given["places"].items()})
         job = job_from(given["job"])
         if job.name != given["name"]:
             raise BadInput(

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fieldlens import draw, report
-from fieldlens.advice import COVERED, coverage
-from fieldlens.compare import Comparison
-from fieldlens.lens import flat
-from fieldlens.measurement import Measurement
-from fieldlens.sheet import Sheet
-from fieldlens.study.harvest import Question, Result, comparisons, read_results
+from fieldlens.evaluation.compare import Comparison
+from fieldlens.receptive.advice import COVERED, coverage
+from fieldlens.receptive.report import flat
+from fieldlens.receptive.result import Measurement
+from fieldlens.reporting import blocks as report
+from fieldlens.reporting import plots as draw
+from fieldlens.reporting.table import Table
+from fieldlens.study.results import ComparisonKey, Result, comparisons, read_results
 from fieldlens.study.view import called
 
 HOLDS = ("holds", "improves")
@@ -32,14 +33,14 @@ MEANING = (
 )
 
 
-def summary(results: Sequence[Result]) -> list[Sheet]:
+def summary(results: Sequence[Result]) -> list[Table]:
     """The tables of a study: perplexities by length, then verdict and coverage of every run."""
     sheets = []
     for question, one in comparisons(results).items():
         sheets.append(dataclasses.replace(one.sheet(), title=f"{one.quantity} on {question.title}"))
     names = called([result.recipe for result in results])
     rows = [_row(result, name) for result, name in zip(results, names, strict=True)]
-    return [*sheets, Sheet(["model", "corpus", "seed", "verdict", "coverage", "99% within"], rows, "verdicts")]
+    return [*sheets, Table(["model", "corpus", "seed", "verdict", "coverage", "99% within"], rows, "verdicts")]
 
 
 def _row(result: Result, name: str) -> list[str]:
@@ -121,7 +122,7 @@ def _headline(one: Comparison) -> list[report.Block]:
     return [report.cards(*cards)]
 
 
-def _perplexity(question: Question, one: Comparison) -> list[report.Block]:
+def _perplexity(question: ComparisonKey, one: Comparison) -> list[report.Block]:
     lines = one.lines()
     colours = draw.tints([line.spec for line in lines])
     several = {group.name for group in one.groups if len(group.alive()) > 1}  # one seed has no spread to show

@@ -16,16 +16,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fieldlens.corpus import BUILT_IN, open_corpus
-from fieldlens.errors import BadInput, unknown
-from fieldlens.evaluate import Question, slug
-from fieldlens.measurement import RULES
-from fieldlens.measurement import Question as MeasureQuestion
-from fieldlens.recipe import Recipe
-from fieldlens.recipe import recipe as named_recipe
-from fieldlens.schemes import canonical, source_of
-from fieldlens.store import digest, hash_of
-from fieldlens.trainer import check_shape
+from fieldlens.core.errors import BadInput, unknown
+from fieldlens.data.corpus import BUILT_IN, open_corpus
+from fieldlens.evaluation.command import EvalRequest, slug
+from fieldlens.receptive.result import RULES, MeasureRequest
+from fieldlens.schemes.spec import canonical, source_of
+from fieldlens.storage.content_cache import digest, hash_of
+from fieldlens.training.recipe import Recipe
+from fieldlens.training.recipe import recipe as named_recipe
+from fieldlens.training.trainer import check_shape
 
 VERSION = 1
 """Of what a study's addresses mean."""
@@ -64,36 +63,36 @@ class Job:
     measurement: dict[str, Any] | None
 
     @cached_property
-    def training_address(self) -> str:
+    def training_hash(self) -> str:
         fields = dataclasses.asdict(self.recipe)
         if self.recipe.tokenizer is not None:  # by what it is, wherever it lies
             fields["tokenizer"] = hash_of(Path(self.recipe.tokenizer) / "tokenizer.json")
         return _address({"recipe": fields, **source_of(self.recipe.scheme)})
 
-    def evaluation_address(self, asked: Mapping[str, Any]) -> str:
-        plan = Question(None, **question(asked)).plan(asked["lengths"], None)
-        return _address({"training": self.training_address, **plan.about(), "split": asked.get("split", "test")})
+    def evaluation_hash(self, asked: Mapping[str, Any]) -> str:
+        plan = EvalRequest(None, **question(asked)).plan(asked["lengths"], None)
+        return _address({"training": self.training_hash, **plan.about(), "split": asked.get("split", "test")})
 
     @cached_property
-    def measurement_address(self) -> str | None:
+    def measurement_hash(self) -> str | None:
         if self.measurement is None:
             return None
-        return _address({"training": self.training_address, "rules": RULES, **self.measurement})
+        return _address({"training": self.training_hash, "rules": RULES, **self.measurement})
 
     @cached_property
-    def addresses(self) -> dict[str, Any]:
+    def config_hashes(self) -> dict[str, Any]:
         """All three kinds, as a result keeps them."""
         return {
-            "training": self.training_address,
-            "evaluations": [self.evaluation_address(asked) for asked in self.evaluations],
-            "measurement": self.measurement_address,
+            "training": self.training_hash,
+            "evaluations": [self.evaluation_hash(asked) for asked in self.evaluations],
+            "measurement": self.measurement_hash,
         }
 
     @cached_property
     def name(self) -> str:
         """The name of its folders."""
         recipe = self.recipe
-        return f"{slug(recipe.scheme)}-{recipe.corpus}-{recipe.seed}-{self.training_address[:8]}"
+        return f"{slug(recipe.scheme)}-{recipe.corpus}-{recipe.seed}-{self.training_hash[:8]}"
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -204,7 +203,7 @@ def _study(content: dict[str, Any], name: str, folder: Path) -> Study:
             fields = {key: value for key, value in model.items() if key not in ("corpora", "seeds")}
             recipe = dataclasses.replace(preset, **{**changes, **fields, "corpus": corpus, "seed": seed})
             job = _job(recipe, evaluations, measurements)
-            jobs[job.training_address] = job
+            jobs[job.training_hash] = job
     if not jobs:
         raise BadInput("there is no run in it: the models name no corpus and seed")
     ordered = sorted(jobs.values(), key=lambda job: (seeds.index(job.recipe.seed), corpora.index(job.recipe.corpus)))
@@ -240,9 +239,9 @@ def _job(recipe: Recipe, evaluations: Sequence[dict[str, Any]], measurements: Se
     job = Job(recipe, tuple(some), chosen[0] if chosen else None)
     check_shape(recipe)
     for asked in job.evaluations:
-        job.evaluation_address(asked)
+        job.evaluation_hash(asked)
     if job.measurement is not None:
-        MeasureQuestion(**job.measurement)
+        MeasureRequest(**job.measurement)
     return job
 
 

@@ -12,18 +12,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fieldlens.checkpoint import steps_of
-from fieldlens.errors import BadInput
-from fieldlens.results import read_json
-from fieldlens.run import is_locked
-from fieldlens.store import hash_of
+from fieldlens.core.errors import BadInput
+from fieldlens.storage.checkpoints import checkpoints_in
+from fieldlens.storage.content_cache import hash_of
+from fieldlens.storage.results import read_json
+from fieldlens.storage.run_dir import is_locked
 from fieldlens.study.plan import Job, Study
 
 State = Literal["done", "partial", "running", "stale", "missing", "failed"]
 
 
 @dataclass(frozen=True)
-class Places:
+class StudyPaths:
     """Where results and the work on them lie."""
 
     results: Path
@@ -57,7 +57,7 @@ class Places:
         return self.work(job) / "attempts.json"
 
 
-def result_of(job: Job, places: Places) -> dict[str, Any] | None:
+def result_of(job: Job, places: StudyPaths) -> dict[str, Any] | None:
     """A job's result, if there is one that can be read."""
     try:
         return read_json(places.result(job) / "result.json")
@@ -65,7 +65,7 @@ def result_of(job: Job, places: Places) -> dict[str, Any] | None:
         return None
 
 
-def state_of(job: Job, places: Places, texts: Mapping[str, str] | None = None, locks: bool = True) -> State:
+def state_of(job: Job, places: StudyPaths, texts: Mapping[str, str] | None = None, locks: bool = True) -> State:
     """How far a job has come, if each corpus must have this text; `locks` says whether to look who works on it."""
     if locks and is_locked(places.lock(job)):
         return "running"
@@ -85,8 +85,8 @@ def _is_done(job: Job, found: dict[str, Any], folder: Path, text: str | None) ->
         return False
     asked, files = found.get("addresses"), found.get("files")
     if found.get("state") == "diverged":
-        return isinstance(asked, dict) and asked.get("training") == job.training_address
-    if asked != job.addresses or not isinstance(files, dict):
+        return isinstance(asked, dict) and asked.get("training") == job.training_hash
+    if asked != job.config_hashes or not isinstance(files, dict):
         return False
     return all(_hash(folder / name) == sha256 for name, sha256 in files.items())
 
@@ -105,15 +105,15 @@ def _hash_once(path: Path, size: int, touched: int) -> str:
     return hash_of(path)
 
 
-def _failed(job: Job, places: Places) -> bool:
+def _failed(job: Job, places: StudyPaths) -> bool:
     """Whether just this failed; another question has not."""
     try:
-        return read_json(places.failure(job)).get("addresses") == job.addresses
+        return read_json(places.failure(job)).get("addresses") == job.config_hashes
     except BadInput:
         return False
 
 
-def progress_of(job: Job, places: Places) -> dict[str, Any]:
+def progress_of(job: Job, places: StudyPaths) -> dict[str, Any]:
     """What a job last said of itself; {} if nothing."""
     try:
         found = json.loads(places.progress(job).read_text())
@@ -122,13 +122,13 @@ def progress_of(job: Job, places: Places) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def reached(job: Job, places: Places) -> list[int]:
+def reached(job: Job, places: StudyPaths) -> list[int]:
     """How far the work on a job is safe: the step of its newest checkpoint, and how many evaluations there are."""
     work = places.work(job)
-    steps = [int(path.name.split("-")[-1]) for path in steps_of(work / "checkpoints")]
+    steps = [int(path.name.split("-")[-1]) for path in checkpoints_in(work / "checkpoints")]
     return [max(steps, default=0), len(list((work / "evaluations").glob("*.json")))]
 
 
-def survey(study: Study, places: Places) -> dict[str, State]:
+def job_states(study: Study, places: StudyPaths) -> dict[str, State]:
     """The state of every job, by its name."""
     return {job.name: state_of(job, places, study.pins) for job in study.jobs}

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fieldlens.effort import spoken
-from fieldlens.sheet import Sheet
+from fieldlens.core.format import format_duration
+from fieldlens.reporting.table import Table
 from fieldlens.study.forecast import Forecast
 from fieldlens.study.plan import Job, Study
-from fieldlens.study.state import Places, progress_of, result_of, state_of
+from fieldlens.study.state import StudyPaths, progress_of, result_of, state_of
 
 UNFINISHED = ("missing", "partial", "running", "stale")
 EVIDENT = ("corpus", "seed", "batch", "tokenizer")
@@ -30,7 +30,7 @@ def called(recipes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def overview(
-    study: Study, places: Places, forecast: Forecast, texts: Mapping[str, str] | None = None
+    study: Study, places: StudyPaths, forecast: Forecast, texts: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """One row per job, from files alone; `texts` are those that corpora have, beside what the study pins."""
     rows = []
@@ -60,9 +60,9 @@ def overview(
     return rows
 
 
-def _is_trained(job: Job, places: Places, result: dict[str, Any]) -> bool:
+def _is_trained(job: Job, places: StudyPaths, result: dict[str, Any]) -> bool:
     """Whether only what follows training is to be done again."""
-    trained = (result.get("addresses") or {}).get("training") == job.training_address
+    trained = (result.get("addresses") or {}).get("training") == job.training_hash
     return trained and (places.work(job) / "model").is_dir()
 
 
@@ -72,7 +72,7 @@ def time_left(rows: list[dict[str, Any]], workers: int) -> float:
     return max([sum(each) / max(1, workers), *each], default=0.0)
 
 
-def table(study: Study, rows: list[dict[str, Any]], workers: int, room: int | None = None) -> Sheet:
+def table(study: Study, rows: list[dict[str, Any]], workers: int, room: int | None = None) -> Table:
     """The overview as a table, of so many lines at most."""
     title, left_out = headline(study, rows, workers), 0
     if room is not None and len(rows) > room:
@@ -89,13 +89,13 @@ def table(study: Study, rows: list[dict[str, Any]], workers: int, room: int | No
             row["state"],
             _progress(row),
             _score(row),
-            spoken(row["seconds_left"]) if row["seconds_left"] else "",
+            format_duration(row["seconds_left"]) if row["seconds_left"] else "",
         ]
         for row in rows
     ]
     if left_out:
         cells.append([f"and {left_out} more", *[""] * (len(columns) + 3)])
-    return Sheet([*columns, "state", "progress", "loss", "left"], cells, title)
+    return Table([*columns, "state", "progress", "loss", "left"], cells, title)
 
 
 def headline(study: Study, rows: list[dict[str, Any]], workers: int) -> str:
@@ -105,7 +105,7 @@ def headline(study: Study, rows: list[dict[str, Any]], workers: int) -> str:
     left = time_left(rows, workers)
     words = [f"{study.title}: {over} of {len(rows)} runs done"]
     words += [f"{lost} failed"] if lost else []
-    words += [f"about {spoken(left)} left"] if left else []
+    words += [f"about {format_duration(left)} left"] if left else []
     return ", ".join(words)
 
 

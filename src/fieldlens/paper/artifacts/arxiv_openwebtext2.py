@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.cells import both, record, row_heading, score
 from fieldlens.paper.printed import CORPORA, cells
+from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import LENGTHS, heading, spec_of
-from fieldlens.paper.shelf import Shelf
-from fieldlens.sheet import Sheet
+from fieldlens.reporting.table import Table
 from fieldlens.study.plan import Job
 
 SHIFTS = tuple(f"shift:{value}" for value in (-3, 0, 2, 4, 6, 8))
@@ -29,40 +29,40 @@ class ThreeExperiments(Artifact):
     control: ClassVar[bool] = False
     """Whether the paper's own distances are shown too."""
 
-    def jobs(self, shelf: Shelf) -> list[Job]:
-        found = shelf.jobs(MODELS, [self.corpus])
-        if not self.control or shelf.factor == 1:
+    def jobs(self, results: PaperResults) -> list[Job]:
+        found = results.jobs(MODELS, [self.corpus])
+        if not self.control or results.factor == 1:
             return found
         names = {job.name for job in found}
-        return found + [job for job in shelf.jobs(MODELS, [self.corpus], control=True) if job.name not in names]
+        return found + [job for job in results.jobs(MODELS, [self.corpus], control=True) if job.name not in names]
 
-    def draw(self, shelf: Shelf) -> Drawn:
+    def draw(self, results: PaperResults) -> Drawn:
         sheets, records = [], []
-        for control in (False, True) if self.control and shelf.factor != 1 else (False,):
+        for control in (False, True) if self.control and results.factor != 1 else (False,):
             for title, models in EXPERIMENTS.items():
-                sheet, found = self._sheet(shelf, title, models, control)
+                sheet, found = self._sheet(results, title, models, control)
                 sheets.append(sheet)
                 records += found
         return Drawn(sheets, records=records)
 
     def _sheet(
-        self, shelf: Shelf, title: str, models: tuple[str, ...], control: bool
-    ) -> tuple[Sheet, list[dict[str, Any]]]:
+        self, results: PaperResults, title: str, models: tuple[str, ...], control: bool
+    ) -> tuple[Table, list[dict[str, Any]]]:
         printed, rows, records = cells(f"tab:{self.name}"), [], []
         for length in LENGTHS:
-            row = [row_heading(shelf, length)]
+            row = [row_heading(results, length)]
             for model in models:
                 there = printed[self.corpus, model, length]
-                ours = score(shelf, model, self.corpus, length, control=control)
+                ours = score(results, model, self.corpus, length, control=control)
                 row.append(both(there, ours))
-                records.append(record(shelf, self.corpus, model, length, there, ours, control))
+                records.append(record(results, self.corpus, model, length, there, ours, control))
             rows.append(row)
-        columns = [heading(spec_of(model), shelf.spec(model, control)) for model in models]
-        named = shelf.corpus_label(self.corpus)
+        columns = [heading(spec_of(model), results.spec(model, control)) for model in models]
+        named = results.corpus_label(self.corpus)
         what = "the paper's own distances, a control" if control else "paper · ours"
         bare = control and models is WINDOWS
         notes = ["A window of the training length or more: trained without a window."] if bare else []
-        return Sheet(["L_ex / L_tr", *columns], rows, f"{named}: {title} ({what})", notes), records
+        return Table(["L_ex / L_tr", *columns], rows, f"{named}: {title} ({what})", notes), records
 
 
 class ArXiv(ThreeExperiments):

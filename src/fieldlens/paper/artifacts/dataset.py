@@ -2,8 +2,8 @@
 
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.printed import CORPORA, facts
-from fieldlens.paper.shelf import ALL, Shelf
-from fieldlens.sheet import Sheet
+from fieldlens.paper.results import ALL, PaperResults
+from fieldlens.reporting.table import Table
 
 SIZES = {
     "905802471c5a21fdcc842bc371df3dc04f28e17b41be88bfe38476c7298d53d8": (
@@ -26,17 +26,17 @@ class Dataset(Artifact):
     name, kind = "dataset", "table"
     title = "The datasets, and what stands for them"
 
-    def draw(self, shelf: Shelf) -> Drawn:
+    def draw(self, results: PaperResults) -> Drawn:
         printed, rows, records = facts(f"tab:{self.name}"), [], []
         for corpus in ALL:
             named = CORPORA[corpus]
-            ours = shelf.corpus(corpus)
-            what, splits = SIZES.get(shelf.study.pins.get(ours, ""), ("–", ()))
+            ours = results.corpus(corpus)
+            what, splits = SIZES.get(results.study.pins.get(ours, ""), ("–", ()))
             sizes = [f"{size / 1e6:.1f} MB, {count} documents" for count, size in splits] or ["–"] * 3
             row = [named, printed["Raw Size", named], printed["Type", named], ours, what, *sizes]
             rows.append(row)
             records.append(dict(zip(_COLUMNS, row, strict=True)))
-        return Drawn([Sheet(_COLUMNS, rows)], records=records)
+        return Drawn([Table(_COLUMNS, rows)], records=records)
 
 
 _COLUMNS = ["paper", "raw size", "type", "ours", "what it is", "train", "validation", "test"]

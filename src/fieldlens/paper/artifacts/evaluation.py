@@ -1,9 +1,9 @@
 """The evaluation protocol: the same five targets, with different numbers of tokens before them."""
 
+from fieldlens.evaluation.protocols import Anchor, protocol
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.diagrams import excerpt_rows
-from fieldlens.paper.shelf import Shelf
-from fieldlens.protocols import Anchor, protocol
+from fieldlens.paper.results import PaperResults
 
 LENGTHS = (5, 3)
 TARGETS = 5
@@ -13,7 +13,7 @@ class EvaluationProtocol(Artifact):
     name, kind, stand_ins = "evaluation", "figure", False
     title = "The evaluation protocol: the same targets at every length"
 
-    def draw(self, shelf: Shelf) -> Drawn:
+    def draw(self, results: PaperResults) -> Drawn:
         # paper: a length counts the target too; here: it counts input tokens, because L_ex = L_tr is what was trained.
         rule = protocol("last-token")
         before, _ = rule.room(max(LENGTHS))

@@ -3,9 +3,9 @@
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.cells import both, record, row_heading, score
 from fieldlens.paper.printed import cells
+from fieldlens.paper.results import MOST, PaperResults
 from fieldlens.paper.scale import TRAINED
-from fieldlens.paper.shelf import MOST, Shelf
-from fieldlens.sheet import Sheet
+from fieldlens.reporting.table import Table
 from fieldlens.study.plan import Job
 
 FIXED = {"shift:6": 2048, "window:160": 1024}
@@ -17,36 +17,36 @@ class ExtendedTrainingLength(Artifact):
     name, kind = "extended_training_length", "table"
     title = "Failed cases fixed by a longer training length, and what that costs"
 
-    def jobs(self, shelf: Shelf) -> list[Job]:
-        longer = [job for model, trained in FIXED.items() for job in shelf.jobs([model], MOST, trained)]
-        return longer + shelf.jobs(list(FIXED), MOST)
+    def jobs(self, results: PaperResults) -> list[Job]:
+        longer = [job for model, trained in FIXED.items() for job in results.jobs([model], MOST, trained)]
+        return longer + results.jobs(list(FIXED), MOST)
 
-    def draw(self, shelf: Shelf) -> Drawn:
+    def draw(self, results: PaperResults) -> Drawn:
         printed, records, rows = cells(f"tab:{self.name}"), [], []
         pairs = [(model, corpus) for model in FIXED for corpus in MOST]
         for length in LENGTHS:
-            row = [row_heading(shelf, length)]
+            row = [row_heading(results, length)]
             for model, corpus in pairs:
-                there, ours = printed[corpus, model, length], score(shelf, model, corpus, length, FIXED[model])
+                there, ours = printed[corpus, model, length], score(results, model, corpus, length, FIXED[model])
                 row.append(both(there, ours))
-                known = record(shelf, corpus, model, length, there, ours)
-                records.append({**known, "trained": shelf.length(FIXED[model])})
+                known = record(results, corpus, model, length, there, ours)
+                records.append({**known, "trained": results.length(FIXED[model])})
             rows.append(row)
-        columns = [f"{shelf.label(model)}, {shelf.corpus_label(corpus)}" for model, corpus in pairs]
-        main = Sheet(["L_ex / the others' L_tr", *columns], rows, "trained on longer sequences (paper · ours)")
-        cost = [self._cost(shelf, model, corpus) for model, corpus in pairs]
+        columns = [f"{results.label(model)}, {results.corpus_label(corpus)}" for model, corpus in pairs]
+        main = Table(["L_ex / the others' L_tr", *columns], rows, "trained on longer sequences (paper · ours)")
+        cost = [self._cost(results, model, corpus) for model, corpus in pairs]
         words = ["model", "L_tr", "perplexity at the longest", "longest / own L_tr", "99% within", "training time"]
-        return Drawn([main, Sheet(words, cost, "what it repairs, and what it costs (ours)", (_COST,))], records=records)
+        return Drawn([main, Table(words, cost, "what it repairs, and what it costs (ours)", (_COST,))], records=records)
 
-    def _cost(self, shelf: Shelf, model: str, corpus: str) -> list[str]:
+    def _cost(self, results: PaperResults, model: str, corpus: str) -> list[str]:
         long = FIXED[model]
-        seconds = [shelf.seconds(model, corpus, trained) for trained in (TRAINED, long)]
+        seconds = [results.seconds(model, corpus, trained) for trained in (TRAINED, long)]
         shared = sorted(seconds[0].keys() & seconds[1].keys())
         ratios = [seconds[1][seed] / seconds[0][seed] for seed in shared]
         return [
-            f"{shelf.label(model)}, {shelf.corpus_label(corpus)}",
+            f"{results.label(model)}, {results.corpus_label(corpus)}",
             *(
-                " → ".join(told(shelf, model, corpus, trained) for trained in (TRAINED, long))
+                " → ".join(told(results, model, corpus, trained) for trained in (TRAINED, long))
                 for told in (_trained, _longest, _growth, _within)
             ),
             "× " + ", ".join(f"{ratio:.2f}" for ratio in ratios) if ratios else "–",
@@ -59,23 +59,23 @@ _COST = (
 )
 
 
-def _trained(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
-    return str(shelf.length(trained))
+def _trained(results: PaperResults, model: str, corpus: str, trained: int) -> str:
+    return str(results.length(trained))
 
 
-def _longest(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
-    last = score(shelf, model, corpus, LENGTHS[-1], trained).mean
+def _longest(results: PaperResults, model: str, corpus: str, trained: int) -> str:
+    last = score(results, model, corpus, LENGTHS[-1], trained).mean
     return "–" if last is None else f"{last:.1f}"
 
 
-def _growth(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
+def _growth(results: PaperResults, model: str, corpus: str, trained: int) -> str:
     """Perplexity at the longest length over that at the training length."""
-    last, first = (score(shelf, model, corpus, length, trained).mean for length in (LENGTHS[-1], trained))
+    last, first = (score(results, model, corpus, length, trained).mean for length in (LENGTHS[-1], trained))
     return f"{last / first:.2f}" if last is not None and first else "–"
 
 
-def _within(shelf: Shelf, model: str, corpus: str, trained: int) -> str:
-    field = shelf.field(model, corpus, trained)
+def _within(results: PaperResults, model: str, corpus: str, trained: int) -> str:
+    field = results.field(model, corpus, trained)
     if field is None:
         return "–"
     return f"{'> ' if field.saturated() else ''}{field.erf(0.99)}"

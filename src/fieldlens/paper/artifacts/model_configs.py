@@ -1,28 +1,28 @@
 """The configuration: the paper's model, ours beside it."""
 
-from fieldlens.decoder import Config
+from fieldlens.models.decoder import Config
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.printed import facts
-from fieldlens.paper.shelf import Shelf
-from fieldlens.recipe import Recipe
-from fieldlens.schemes import scheme
-from fieldlens.sheet import Sheet
-from fieldlens.trainer import shape
+from fieldlens.paper.results import PaperResults
+from fieldlens.reporting.table import Table
+from fieldlens.schemes.spec import scheme
+from fieldlens.training.recipe import Recipe
+from fieldlens.training.trainer import shape
 
 
 class ModelConfigs(Artifact):
     name, kind, stand_ins = "model_configs", "table", False
     title = "Configuration of the model"
 
-    def draw(self, shelf: Shelf) -> Drawn:
-        recipe = next(job.recipe for job in shelf.study.whole if job.recipe.scheme == "sandwich")
+    def draw(self, results: PaperResults) -> Drawn:
+        recipe = next(job.recipe for job in results.study.whole if job.recipe.scheme == "sandwich")
         printed, ours = facts(f"tab:{self.name}"), _ours(recipe)
         records = [
             {"setting": setting, "paper": value, "ours": ours[setting]} for (setting, _), value in printed.items()
         ]
         note = "The paper's hidden size is that of one head; its model is 768 wide."
         return Drawn(
-            [Sheet(["setting", "paper", "ours"], [list(row.values()) for row in records], "", (note,))], records=records
+            [Table(["setting", "paper", "ours"], [list(row.values()) for row in records], "", (note,))], records=records
         )
 
 
@@ -32,7 +32,7 @@ def parameters(config: Config) -> int:
     Counted, not built: the paper's model takes seconds and 650 MB.
     """
     width, heads = config.width, 1 if config.tied else 2
-    return heads * config.vocabulary * width + config.layers * (12 * width**2 + 13 * width) + 2 * width
+    return heads * config.vocab_size * width + config.layers * (12 * width**2 + 13 * width) + 2 * width
 
 
 def _ours(recipe: Recipe) -> dict[str, str]:

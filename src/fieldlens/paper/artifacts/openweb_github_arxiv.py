@@ -3,18 +3,18 @@
 import dataclasses
 from typing import Any
 
-from fieldlens.compare import Comparison, compare
-from fieldlens.draw import Line, growth_lines, perplexity_lines
-from fieldlens.errors import BadInput
-from fieldlens.evaluation import Evaluation
+from fieldlens.core.errors import BadInput
+from fieldlens.evaluation.compare import Comparison, compare
+from fieldlens.evaluation.result import Evaluation
+from fieldlens.evaluation.statistics import holm
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.cells import both, record, row_heading, score
 from fieldlens.paper.diagrams import on_corpus
 from fieldlens.paper.printed import cells
+from fieldlens.paper.results import ALL, PaperResults
 from fieldlens.paper.scale import LENGTHS
-from fieldlens.paper.shelf import ALL, Shelf
-from fieldlens.sheet import Sheet
-from fieldlens.statistics import holm
+from fieldlens.reporting.plots import Line, growth_lines, perplexity_lines
+from fieldlens.reporting.table import Table
 from fieldlens.study.plan import Job
 
 FREE = ("sandwich", "smoothed", "alibi", "alibi:slope_floor=0.01", "sinusoidal", "rotary")
@@ -28,49 +28,49 @@ class MainTable(Artifact):
     name, kind = "openweb-github-arxiv", "table"
     title = "Perplexity of every scheme on three corpora"
 
-    def jobs(self, shelf: Shelf) -> list[Job]:
-        found = shelf.jobs(MODELS, ALL)
+    def jobs(self, results: PaperResults) -> list[Job]:
+        found = results.jobs(MODELS, ALL)
         names = {job.name for job in found}
-        return found + [job for job in shelf.jobs(DISTANT, ["arxiv"], control=True) if job.name not in names]
+        return found + [job for job in results.jobs(DISTANT, ["arxiv"], control=True) if job.name not in names]
 
-    def draw(self, shelf: Shelf) -> Drawn:
+    def draw(self, results: PaperResults) -> Drawn:
         printed, sheets, records, tested, figures = cells(f"tab:{self.name}"), [], [], [], {}
         for corpus in ALL:
-            found = comparison(shelf, corpus)
-            against = found if found and found.groups[0].name == shelf.spec("sandwich") else None  # else no tests
+            found = comparison(results, corpus)
+            against = found if found and found.groups[0].name == results.spec("sandwich") else None  # else no tests
             marks = {(cell["group"], cell["length"]): cell["mark"] for cell in against.cells} if against else {}
             rows = []
             shown = [(model, False) for model in MODELS]
-            shown += [(model, True) for model in DISTANT if corpus == "arxiv" and shelf.factor != 1]
+            shown += [(model, True) for model in DISTANT if corpus == "arxiv" and results.factor != 1]
             for name, control in shown:
-                spec, row = shelf.spec(name, control), []
+                spec, row = results.spec(name, control), []
                 for length in LENGTHS:
                     there = printed.get((corpus, name, length))
-                    ours = score(shelf, name, corpus, length, control=control)
+                    ours = score(results, name, corpus, length, control=control)
                     if not control:
-                        ours = dataclasses.replace(ours, mark=marks.get((spec, shelf.length(length)), ""))
+                        ours = dataclasses.replace(ours, mark=marks.get((spec, results.length(length)), ""))
                     row.append(both(there, ours))
-                    records.append(record(shelf, corpus, name, length, there, ours, control))
+                    records.append(record(results, corpus, name, length, there, ours, control))
                 rows.append([_named(name, spec, control), *row])
-            columns = ["model", *(row_heading(shelf, length) for length in LENGTHS)]
+            columns = ["model", *(row_heading(results, length) for length in LENGTHS)]
             notes = against.notes() if against else []
-            sheets.append(Sheet(columns, rows, f"{shelf.corpus_label(corpus)} (paper · ours)", notes))
-            tested += _tests(shelf.corpus(corpus), against) if against else []
+            sheets.append(Table(columns, rows, f"{results.corpus_label(corpus)} (paper · ours)", notes))
+            tested += _tests(results.corpus(corpus), against) if against else []
             if found is not None:
-                lines = _lines(shelf, found)
+                lines = _lines(results, found)
                 for ending, figure in {"": perplexity_lines(lines), "-growth": growth_lines(lines)}.items():
-                    figures[f"-{shelf.corpus(corpus)}{ending}"] = on_corpus(figure, shelf.corpus_label(corpus))
+                    figures[f"-{results.corpus(corpus)}{ending}"] = on_corpus(figure, results.corpus_label(corpus))
         for test, fixed in zip(tested, holm([test["p"] for test in tested]), strict=True):
             test["p_holm"] = fixed
         return Drawn([*sheets, *_sheet_of_tests(tested)], figures, _with_tests(records, tested))
 
 
-def comparison(shelf: Shelf, corpus: str) -> Comparison | None:
+def comparison(results: PaperResults, corpus: str) -> Comparison | None:
     """The first of the models against the others at the table's lengths; nothing where there is no such result."""
-    lengths = {shelf.length(length) for length in LENGTHS}
+    lengths = {results.length(length) for length in LENGTHS}
     found: list[Evaluation] = []
     for model in MODELS:
-        for one in shelf.evaluations(model, corpus).values():
+        for one in results.evaluations(model, corpus).values():
             some = {length: losses for length, losses in one.losses.items() if length in lengths}
             found.append(dataclasses.replace(one, losses=some))
     if not any(one.losses for one in found):
@@ -78,12 +78,12 @@ def comparison(shelf: Shelf, corpus: str) -> Comparison | None:
     try:
         return compare(found)
     except BadInput as error:
-        raise BadInput(f"the results on {shelf.corpus(corpus)} cannot stand in one table: {error}") from None
+        raise BadInput(f"the results on {results.corpus(corpus)} cannot stand in one table: {error}") from None
 
 
-def _lines(shelf: Shelf, found: Comparison) -> list[Line]:
+def _lines(results: PaperResults, found: Comparison) -> list[Line]:
     """For the figure, under the paper's names; ALiBi's variant before it, so that it has the scheme's own colour."""
-    names = {shelf.spec(model): model.replace(":slope_floor=0.01", ", slope floor") for model in MODELS}
+    names = {results.spec(model): model.replace(":slope_floor=0.01", ", slope floor") for model in MODELS}
     lines = [line._replace(label=names.get(line.label, line.label)) for line in found.lines()]
     return sorted(lines, key=lambda line: line.label == "alibi")
 
@@ -122,7 +122,7 @@ def _with_tests(records: list[dict[str, Any]], tests: list[dict[str, Any]]) -> l
     return found
 
 
-def _sheet_of_tests(rows: list[dict[str, Any]]) -> list[Sheet]:
+def _sheet_of_tests(rows: list[dict[str, Any]]) -> list[Table]:
     if not rows:
         return []
     cells_ = [
@@ -132,7 +132,7 @@ def _sheet_of_tests(rows: list[dict[str, Any]]) -> list[Sheet]:
     ]
     note = "Differences to Sandwich: of perplexity over seeds (paired t-test), of nats over documents (sign flips)."
     columns = ["corpus", "model", "length", "over", "difference", "p", "p (Holm, all of the table)"]
-    return [Sheet(columns, cells_, f"all {len(rows)} tests of this table", (note,))]
+    return [Table(columns, cells_, f"all {len(rows)} tests of this table", (note,))]
 
 
 def _p(value: float | None) -> str:

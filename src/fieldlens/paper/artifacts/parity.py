@@ -5,23 +5,23 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fieldlens.draw import new_figure, tints
-from fieldlens.machine import Machine
+from fieldlens.core.device import Machine
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.parity import CHANCE, SCHEMES, SEEDS, Task, Trial, perform_all, trials
-from fieldlens.paper.shelf import Shelf
-from fieldlens.sheet import Sheet
+from fieldlens.paper.results import PaperResults
+from fieldlens.reporting.plots import new_figure, tints
+from fieldlens.reporting.table import Table
 
 SHOWN = (20, 40, 100, 200)
 
 
-def folder_of(shelf: Shelf) -> Path:
-    return shelf.folder / "parity"
+def folder_of(results: PaperResults) -> Path:
+    return results.folder / "parity"
 
 
-def found(shelf: Shelf) -> dict[str, dict[int, dict[int, float]]]:
+def found(results: PaperResults) -> dict[str, dict[int, dict[int, float]]]:
     """The accuracies by bits of each scheme's models that are there, by seed."""
-    each = {scheme: {seed: Trial(scheme, seed).accuracy(folder_of(shelf)) for seed in SEEDS} for scheme in SCHEMES}
+    each = {scheme: {seed: Trial(scheme, seed).accuracy(folder_of(results)) for seed in SEEDS} for scheme in SCHEMES}
     return {scheme: {seed: one for seed, one in some.items() if one} for scheme, some in each.items()}
 
 
@@ -34,23 +34,23 @@ class Parity(Artifact):
     name, kind, stand_ins = "parity", "figure", False
     title = "Parity: trained on 1 to 20 bits, tested on up to 200"
 
-    def parts(self, shelf: Shelf) -> dict[str, str]:
-        return {trial.name: trial.state(folder_of(shelf)) for trial in trials()}
+    def parts(self, results: PaperResults) -> dict[str, str]:
+        return {trial.name: trial.state(folder_of(results)) for trial in trials()}
 
-    def cut(self, shelf: Shelf) -> str:
-        states = list(self.parts(shelf).values())
+    def cut(self, results: PaperResults) -> str:
+        states = list(self.parts(results).values())
         return f"{states.count('done') or 'none'} of {len(states)} runs"
 
-    def files(self, shelf: Shelf) -> list[Path]:
-        folder = folder_of(shelf)
+    def files(self, results: PaperResults) -> list[Path]:
+        folder = folder_of(results)
         return [trial.file(folder) for trial in trials() if trial.state(folder) == "done"]
 
-    def run(self, shelf: Shelf, workers: int, machine: Machine) -> None:
-        perform_all(list(trials()), folder_of(shelf), workers, machine)
+    def run(self, results: PaperResults, workers: int, machine: Machine) -> None:
+        perform_all(list(trials()), folder_of(results), workers, machine)
 
-    def draw(self, shelf: Shelf) -> Drawn:
+    def draw(self, results: PaperResults) -> Drawn:
         rows, records = [], []
-        for scheme, some in found(shelf).items():
+        for scheme, some in found(results).items():
             models = list(some.values())
             cells = [list(map(inside, models)), *([one[bits] for one in models] for bits in SHOWN)]
             rows.append([scheme, *map(_cell, cells), str(len(some))])
@@ -62,7 +62,7 @@ class Parity(Artifact):
         columns = ["scheme", "1 to 20 bits", *(f"{bits} bits" for bits in SHOWN), "seeds"]
         note = f"Chance is {CHANCE:.0%}. Training strings begin with one bit and grow as the longest are mastered."
         return Drawn(
-            [Sheet(columns, rows, "part of the strings answered rightly", (note,))], {"": _figure(shelf)}, records
+            [Table(columns, rows, "part of the strings answered rightly", (note,))], {"": _figure(results)}, records
         )
 
 
@@ -72,9 +72,9 @@ def _cell(values: list[float]) -> str:
     return f"{plain.fmean(values):.1%}" + (f" ± {plain.stdev(values):.1%}" if len(values) > 1 else "")
 
 
-def _figure(shelf: Shelf) -> Figure:
+def _figure(results: PaperResults) -> Figure:
     figure, (panel,) = new_figure(1)
-    each = {scheme: list(some.values()) for scheme, some in found(shelf).items() if some}
+    each = {scheme: list(some.values()) for scheme, some in found(results).items() if some}
     for (scheme, some), (tint, marker) in zip(each.items(), tints(list(each)), strict=True):
         bits = sorted(some[0])
         means = [plain.fmean(one[n] for one in some) for n in bits]

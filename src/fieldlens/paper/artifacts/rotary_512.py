@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from fieldlens.draw import Curve
 from fieldlens.paper.artifacts.sec3 import CumulativeGradients
 from fieldlens.paper.diagrams import position_curves
+from fieldlens.reporting.plots import Curve
 
 
 class Rotary(CumulativeGradients):

@@ -5,13 +5,13 @@ from typing import ClassVar
 
 from matplotlib.figure import Figure
 
-from fieldlens.draw import Curve, field_curves
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import WINDOWS
 from fieldlens.paper.diagrams import on_corpus
 from fieldlens.paper.fields import curves, reading
 from fieldlens.paper.printed import CORPORA
-from fieldlens.paper.shelf import Shelf
+from fieldlens.paper.results import PaperResults
+from fieldlens.reporting.plots import Curve, field_curves
 from fieldlens.study.plan import Job
 
 
@@ -22,16 +22,16 @@ class CumulativeGradients(Artifact):
     corpus: ClassVar[str]
     models: ClassVar[tuple[str, ...]]
 
-    def jobs(self, shelf: Shelf) -> list[Job]:
-        return shelf.jobs(self.models, [self.corpus])
+    def jobs(self, results: PaperResults) -> list[Job]:
+        return results.jobs(self.models, [self.corpus])
 
     def picture(self, found: Sequence[Curve]) -> Figure:
         return field_curves(found)
 
-    def draw(self, shelf: Shelf) -> Drawn:
-        sheet, records = reading(shelf, self.models, self.corpus)
-        found = curves(shelf, self.models, self.corpus)
-        figures = {"": on_corpus(self.picture(found), shelf.corpus_label(self.corpus))} if found else {}
+    def draw(self, results: PaperResults) -> Drawn:
+        sheet, records = reading(results, self.models, self.corpus)
+        found = curves(results, self.models, self.corpus)
+        figures = {"": on_corpus(self.picture(found), results.corpus_label(self.corpus))} if found else {}
         return Drawn([sheet], figures, records)
 
 

@@ -3,10 +3,10 @@
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.diagrams import on_corpus, position_curves
 from fieldlens.paper.fields import curves, reading
+from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED
-from fieldlens.paper.shelf import Shelf
-from fieldlens.receptive import ReceptiveField
-from fieldlens.sheet import Sheet
+from fieldlens.receptive.field import ReceptiveField
+from fieldlens.reporting.table import Table
 from fieldlens.study.plan import Job
 
 TRAININGS = (128, TRAINED)
@@ -38,25 +38,25 @@ class Sinusoidal(Artifact):
     name, kind = "sinusoidal_128_512", "figure"
     title = "Cumulative gradient of Sinusoidal on ArXiv at two training lengths"
 
-    def jobs(self, shelf: Shelf) -> list[Job]:
-        return [job for model, trained in VARIANTS for job in shelf.jobs([model], ["arxiv"], trained)]
+    def jobs(self, results: PaperResults) -> list[Job]:
+        return [job for model, trained in VARIANTS for job in results.jobs([model], ["arxiv"], trained)]
 
-    def draw(self, shelf: Shelf) -> Drawn:
+    def draw(self, results: PaperResults) -> Drawn:
         found, records, rows = [], [], []
         for model, trained in VARIANTS:
             quiet = ", scale 0.02" if ":" in model else ""
-            named = f"L_tr {trained} | {shelf.length(trained)}{quiet}"
-            found += [one._replace(label=named) for one in curves(shelf, [model], "arxiv", trained)]
-            records += reading(shelf, [model], "arxiv", trained)[1]
-            field = shelf.field(model, "arxiv", trained)
+            named = f"L_tr {trained} | {results.length(trained)}{quiet}"
+            found += [one._replace(label=named) for one in curves(results, [model], "arxiv", trained)]
+            records += reading(results, [model], "arxiv", trained)[1]
+            field = results.field(model, "arxiv", trained)
             if field is None:
                 rows.append([named, "–", "–", "–"])
                 continue
-            place, times = jump(field, shelf.length(trained))
+            place, times = jump(field, results.length(trained))
             records[-1] |= {"jump_at": place, "jump_times": times}
-            rows.append([named, f"{field.within(shelf.length(trained)):.1%}", f"{place:,}", f"× {times:.1f}"])
+            rows.append([named, f"{field.within(results.length(trained)):.1%}", f"{place:,}", f"× {times:.1f}"])
         columns = ["trained on", "coverage", "jump at token", "of the mean"]
-        sheet = Sheet(columns, rows, f"{shelf.corpus_label('arxiv')}: the jump")
+        sheet = Table(columns, rows, f"{results.corpus_label('arxiv')}: the jump")
         return Drawn(
-            [sheet], {"": on_corpus(position_curves(found), shelf.corpus_label("arxiv"))} if found else {}, records
+            [sheet], {"": on_corpus(position_curves(found), results.corpus_label("arxiv"))} if found else {}, records
         )

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fieldlens.paper.evidence import Answer, Evidence, Missing
-from fieldlens.paper.shelf import Shelf
+from fieldlens.paper.results import PaperResults
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
@@ -70,7 +70,7 @@ class Judged:
         return asdict(self)
 
 
-_REGISTRY: dict[str, Claim] = {}
+REGISTERED: dict[str, Claim] = {}
 
 
 def claim(
@@ -79,8 +79,8 @@ def claim(
     """Declare a claim: `order` is its place on the page."""
 
     def declare(test: Callable[[Evidence], Outcome]) -> Callable[[Evidence], Outcome]:
-        assert name not in _REGISTRY, f"{name} is declared twice"
-        _REGISTRY[name] = Claim(name, says, rule, ours, decides, order, test)
+        assert name not in REGISTERED, f"{name} is declared twice"
+        REGISTERED[name] = Claim(name, says, rule, ours, decides, order, test)
         return test
 
     return declare
@@ -90,7 +90,7 @@ def registry() -> dict[str, Claim]:
     """Every claim there is, in the order of the page."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    return dict(sorted(_REGISTRY.items(), key=lambda pair: (pair[1].ours, pair[1].order)))
+    return dict(sorted(REGISTERED.items(), key=lambda pair: (pair[1].ours, pair[1].order)))
 
 
 def judge_one(one: Claim, evidence: Evidence) -> Judged:
@@ -101,13 +101,13 @@ def judge_one(one: Claim, evidence: Evidence) -> Judged:
         found = Outcome("undecided", (), (str(missing),))
     said, needs, wants = tuple(found.evidence), tuple(found.needs), tuple(found.wants)
     seen = found.verdict == "does not hold" or (found.verdict == "undecided" and found.evidence)
-    decides = one.decides if seen and evidence.shelf.factor != 1 else ""
+    decides = one.decides if seen and evidence.results.factor != 1 else ""
     return Judged(one.name, one.says, one.rule, one.ours, found.verdict, said, needs, wants, decides)
 
 
-def judged(shelf: Shelf) -> list[Judged]:
+def judged(results: PaperResults) -> list[Judged]:
     """All claims, put to their tests on one shelf."""
-    evidence = Evidence(shelf)
+    evidence = Evidence(results)
     return [judge_one(one, evidence) for one in registry().values()]
 
 
@@ -137,11 +137,11 @@ def over(
     wanted: list[str] = []
     found: list[Answer] = []
     for corpus in corpora:
-        named = evidence.shelf.corpus(corpus)
+        named = evidence.results.corpus(corpus)
         try:
             holds, words = test(corpus)
         except Missing as missing:
-            needed.append(str(missing) if evidence.shelf.has(corpus) else f"all runs on {named}")
+            needed.append(str(missing) if evidence.results.has(corpus) else f"all runs on {named}")
             continue
         said += [f"{named}: {word}" for word in words]
         found.append(holds)

@@ -5,8 +5,8 @@ import math
 from fieldlens.paper.artifacts.sinusoidal_128_512 import TRAININGS, jump, spans
 from fieldlens.paper.claims import Outcome, agreed, claim, over, settled
 from fieldlens.paper.evidence import Answer, Evidence, shares, times
-from fieldlens.paper.shelf import ALL
-from fieldlens.receptive import ReceptiveField
+from fieldlens.paper.results import ALL
+from fieldlens.receptive.field import ReceptiveField
 
 HALF = 0.5
 TALL, AHEAD = 2.0, 1.25
@@ -49,7 +49,7 @@ def sinusoidal_jumps(evidence: Evidence) -> Outcome:
 
 def _jumps(evidence: Evidence, corpus: str, trained: int) -> tuple[Answer, list[str]]:
     """Whether it jumps, if all seeds say the same; and what each says."""
-    here = evidence.shelf.length(trained)
+    here = evidence.results.length(trained)
     each = {seed: _jump(field, here) for seed, field in evidence.fields("sinusoidal", corpus, trained).items()}
     return agreed([found for found, _ in each.values()]), [f"seed {seed}, {said}" for seed, (_, said) in each.items()]
 
@@ -74,11 +74,11 @@ def _jump(field: ReceptiveField, here: int) -> tuple[Answer, str]:
     ours=True,
 )  # fmt: skip
 def rotary_rings(evidence: Evidence) -> Outcome:
-    recipe = evidence.shelf.study.whole[0].recipe
+    recipe = evidence.results.study.whole[0].recipe
     width = recipe.width // recipe.heads
     waves = [2 * math.pi * 10_000 ** (2 * i / width) for i in range(width // 2)]
 
-    here = evidence.shelf.trained
+    here = evidence.results.trained
 
     def rings(field: ReceptiveField) -> tuple[bool, str]:
         found, (first, _) = spans(field, here), jump(field, here)

@@ -7,8 +7,8 @@ from fieldlens.paper.artifacts.efficient_inference import CACHE, LENGTHS, cached
 from fieldlens.paper.artifacts.openweb_github_arxiv import LEARNED
 from fieldlens.paper.claims import Outcome, claim, over, settled
 from fieldlens.paper.evidence import SMALL, Answer, Evidence, corrected, tested
+from fieldlens.paper.results import ALL
 from fieldlens.paper.scale import TRAINED
-from fieldlens.paper.shelf import ALL
 
 LITTLE, NOTHING = 0.05, 0.005
 SLOWER = 0.05
@@ -31,12 +31,12 @@ CURSED = ("window:80", "alibi")
 )  # fmt: skip
 def learned_costs(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        shelf, sizes = evidence.shelf, {}
+        results, sizes = evidence.results, {}
         for model in ("sandwich", *LEARNED):
-            results = shelf.results(model, corpus)
-            if not results:
+            by_seed = results.results(model, corpus)
+            if not by_seed:
                 raise evidence.missing(model, corpus)
-            sizes[model] = next(iter(results.values())).about["parameters"]
+            sizes[model] = next(iter(by_seed.values())).about["parameters"]
         more = {model: sizes[model] - sizes["sandwich"] for model in LEARNED}
         said = [", ".join(f"{model} {count:+,} parameters" for model, count in more.items())]
         found: list[Answer] = [count > 0 for count in more.values()]
@@ -55,7 +55,7 @@ def learned_costs(evidence: Evidence) -> Outcome:
 
 def _noise(evidence: Evidence, corpus: str) -> float:
     """How many times as long as another a model trained that costs the same, at most, with the same seed."""
-    times = [evidence.shelf.seconds(name, corpus) for name in EQUAL]
+    times = [evidence.results.seconds(name, corpus) for name in EQUAL]
     by_seed = [[some[seed] for some in times if seed in some] for seed in set().union(*times)]
     ratios = [max(some) / min(some) for some in by_seed if len(some) > 1]
     if not ratios:
@@ -65,7 +65,7 @@ def _noise(evidence: Evidence, corpus: str) -> float:
 
 def _times(evidence: Evidence, model: str, corpus: str) -> list[float]:
     """How many times as long as Sandwich a model trained, with each seed."""
-    own, sandwich = (evidence.shelf.seconds(name, corpus) for name in (model, "sandwich"))
+    own, sandwich = (evidence.results.seconds(name, corpus) for name in (model, "sandwich"))
     shared = sorted(own.keys() & sandwich.keys())
     if len(shared) < 2:
         raise evidence.missing(model, corpus, why=": the time that two seeds took, and Sandwich's")
@@ -84,7 +84,7 @@ def sliding_cache(evidence: Evidence) -> Outcome:
         gaps, models = [], ("sandwich", "alibi")
         for model in models:
             with_it, without = (
-                evidence.each(model, corpus, **cached(evidence.shelf, window)) for window in (True, False)
+                evidence.each(model, corpus, **cached(evidence.results, window)) for window in (True, False)
             )
             gaps.append(evidence.gap(with_it, without, LENGTHS[:1]))
         own, alibi = gaps = corrected(gaps)
@@ -123,7 +123,7 @@ def early_tokens(evidence: Evidence) -> Outcome:
             seen = gain.agreed(answer, lambda difference: difference >= SMALL, least=1)
             found.append(False if gains and as_large else seen)
             pieces_gain = f"{seems:+.4f} nats in pieces ({tested(gain)})"
-            said.append(f"{evidence.shelf.label(model)}: {pieces_gain}, {is_one:+.4f} by the paper's")
+            said.append(f"{evidence.results.label(model)}: {pieces_gain}, {is_one:+.4f} by the paper's")
         return settled(found), said
 
     return over(evidence, ALL, test, "more pieces, from more documents")

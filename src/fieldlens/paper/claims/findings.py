@@ -2,18 +2,18 @@
 
 import torch
 
-from fieldlens.draw import bias_by_distance
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import MODELS, WINDOWS
 from fieldlens.paper.artifacts.diagonal_8 import fits
 from fieldlens.paper.artifacts.heatmap_8 import LENGTH
 from fieldlens.paper.claims import Outcome, claim, over
 from fieldlens.paper.evidence import Answer, Evidence, Missing, times
 from fieldlens.paper.printed import CORPORA, cells
+from fieldlens.paper.results import MOST
 from fieldlens.paper.scale import LENGTHS
-from fieldlens.paper.shelf import MOST
-from fieldlens.receptive import cumulative
-from fieldlens.schemes import parse, scheme
+from fieldlens.receptive.field import cumulative
+from fieldlens.reporting.plots import bias_by_distance
 from fieldlens.schemes.smoothed import PRINTED, RECENT_POINTS
+from fieldlens.schemes.spec import parse, scheme
 
 FLOOR = 0.01
 TWINS = ("shift:6", "shift:8", "same:8")
@@ -54,7 +54,7 @@ def _trained(evidence: Evidence) -> list[str]:
         return []
     printed = cells("tab:arxiv")
     first, *later = (float(printed["arxiv", "shift:6", length].value) for length in LENGTHS)
-    named = evidence.shelf.label("shift:6")
+    named = evidence.results.label("shift:6")
     grown = f"{named} grows at most {times(with_it)} with the floor, {times(without)} without"
     return [f"trained, {grown}; printed, {times(max(later) / first)}: that growth is not explained"]
 
@@ -79,12 +79,12 @@ def two_fits(evidence: Evidence) -> Outcome:
     ours=True,
 )  # fmt: skip
 def exact_reach(evidence: Evidence) -> Outcome:
-    layers = evidence.shelf.study.whole[0].recipe.layers
+    layers = evidence.results.study.whole[0].recipe.layers
 
     def test(corpus: str) -> tuple[Answer, list[str]]:
         found, said = [], []
         for model in WINDOWS:
-            field, window = evidence.shelf.field(model, corpus), parse(evidence.shelf.spec(model))[1]["window"]
+            field, window = evidence.results.field(model, corpus), parse(evidence.results.spec(model))[1]["window"]
             reach = layers * (window - 1) + 1
             if field is None or reach >= field.length:
                 continue
@@ -107,7 +107,7 @@ def exact_reach(evidence: Evidence) -> Outcome:
 )  # fmt: skip
 def erf_as_printed(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[bool, list[str]]:
-        fields = [evidence.shelf.field(model, corpus) for model in MODELS]
+        fields = [evidence.results.field(model, corpus) for model in MODELS]
         found = [int((cumulative(one.shares()) > 0.99).argmax()) + 1 for one in fields if one is not None]
         if not found:
             raise evidence.missing(MODELS[0], corpus)

@@ -22,7 +22,7 @@ FAR = (100, 150, 200)
 def parity_fails(evidence: Evidence) -> Outcome:
     said, fails, needs = [], {name: list[bool]() for name in RECENT}, []
     succeeds = False
-    for scheme, by_seed in found(evidence.shelf).items():
+    for scheme, by_seed in found(evidence.results).items():
         some = list(by_seed.values())
         if len(some) < len(SEEDS):
             needs.append(f"{scheme}, {len(SEEDS) - len(some)} of {len(SEEDS)} seeds: fieldlens paper parity --run")

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import torch
 
-from fieldlens.loss import LARGEST
 from fieldlens.paper.artifacts.different_d import MODELS as DIMENSIONS
 from fieldlens.paper.artifacts.heatmap_8 import HEADS, biases
 from fieldlens.paper.artifacts.openweb_github_arxiv import LEARNED
@@ -13,8 +12,9 @@ from fieldlens.paper.artifacts.sandwich_kerple_t5_receptive import ALIKE, OTHERS
 from fieldlens.paper.claims import SEEDS, VERDICT, Outcome, agreed, claim, over, settled
 from fieldlens.paper.evidence import SMALL, Answer, Evidence, Gap, by_seed, corrected, shares, tested, times
 from fieldlens.paper.fields import distance
+from fieldlens.paper.results import ALL
 from fieldlens.paper.scale import LENGTHS, TRAINED
-from fieldlens.paper.shelf import ALL
+from fieldlens.training.loss import LARGEST
 
 ABOUT = (0.5, 0.7)
 COMPARABLE = 0.05
@@ -141,7 +141,7 @@ def falls_then_rises(evidence: Evidence) -> Outcome:
         for model in ("sandwich", "kerple", "t5"):
             pooled, each = evidence.losses(model, corpus), evidence.each(model, corpus)
             between = LENGTHS[1:-1]
-            means = [float(pooled.quantities(evidence.shelf.length(length)).mean()) for length in between]
+            means = [float(pooled.quantities(evidence.results.length(length)).mean()) for length in between]
             best = best_of[model] = between[means.index(min(means))]
             gaps += [evidence.gap(each, each, [best], [end]) for end in (LENGTHS[0], LENGTHS[-1])]
         gaps = corrected(gaps)
@@ -149,7 +149,7 @@ def falls_then_rises(evidence: Evidence) -> Outcome:
         said = []
         for (model, best), *ends in zip(best_of.items(), gaps[::2], gaps[1::2], strict=True):
             first, last = (f"× {_ratio(gap)}, {tested(gap)}" for gap in ends)
-            at = f"{evidence.shelf.label(model)} at {evidence.shelf.length(best)}"
+            at = f"{evidence.results.label(model)} at {evidence.results.length(best)}"
             said.append(f"{at}: {first}, of the first; {last}, of the last")
         return settled(found), said
 
@@ -185,7 +185,7 @@ def smoothed_alike(evidence: Evidence) -> Outcome:
         for length in LENGTHS:
             gap = evidence.between("smoothed", "sandwich", corpus, [length])
             found.append(gap.agreed(gap.within(limit), lambda difference: abs(difference) <= limit))
-            said.append(f"× {_ratio(gap)} at {evidence.shelf.length(length)}{by_seed(gap, _times)}")
+            said.append(f"× {_ratio(gap)} at {evidence.results.length(length)}{by_seed(gap, _times)}")
         return settled(found), said
 
     return over(evidence, ALL, test, ALIKE_ENOUGH)
@@ -211,7 +211,7 @@ def one_pattern(evidence: Evidence) -> Outcome:
             far, close = max(within, key=within.__getitem__), min(across, key=across.__getitem__)
             found.append(within[far] < across[close])
             apart = f"{far[0]} and {far[1]} are {within[far]:.3f} apart"
-            said.append(f"seed {seed}: {apart}, {close[0]} and {evidence.shelf.label(close[1])} {across[close]:.3f}")
+            said.append(f"seed {seed}: {apart}, {close[0]} and {evidence.results.label(close[1])} {across[close]:.3f}")
         return agreed(found) if len(found) > 1 else None, said
 
     return over(evidence, ("arxiv",), test, "two or more seeds that agree")

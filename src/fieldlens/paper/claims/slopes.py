@@ -7,14 +7,14 @@ from itertools import product
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import SAME, SHIFTS
 from fieldlens.paper.claims import SEEDS, Outcome, agreed, claim, over, settled
 from fieldlens.paper.evidence import SMALL, Answer, Evidence, by_seed, corrected, shares, tested, times
-from fieldlens.paper.shelf import ALL, MOST
+from fieldlens.paper.results import ALL, MOST
 
 MOSTLY = 0.9
 
 
 def _grown(evidence: Evidence, models: tuple[str, ...], corpus: str) -> str:
     """How much each model grows, in words."""
-    words = [f"{evidence.shelf.label(model)} {times(evidence.worst(model, corpus))}" for model in models]
+    words = [f"{evidence.results.label(model)} {times(evidence.worst(model, corpus))}" for model in models]
     return "largest perplexity past L_tr over that at L_tr: " + ", ".join(words)
 
 
@@ -34,7 +34,7 @@ def slope_values(evidence: Evidence) -> Outcome:
             steep.agreed(steep.at_most(SMALL), lambda difference: difference <= SMALL),
         ]
         said = [
-            f"{evidence.shelf.label(model)} grows × {math.exp(gap.found.difference):.3f} as much as ALiBi "
+            f"{evidence.results.label(model)} grows × {math.exp(gap.found.difference):.3f} as much as ALiBi "
             f"({tested(gap)}{by_seed(gap, lambda nats: f'{math.exp(nats):.3f}')})"
             for model, gap in ((SHIFTS[-1], flat), (SAME[0], steep))
         ]

@@ -2,21 +2,21 @@
 
 import math
 
-from fieldlens.evaluation import Evaluation
+from fieldlens.evaluation.result import Evaluation
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import MODELS, SHIFTS, WINDOWS
 from fieldlens.paper.artifacts.extended_training_length import FIXED
 from fieldlens.paper.claims import SEEDS, Outcome, agreed, claim, over, settled
 from fieldlens.paper.evidence import SMALL, Answer, Evidence, by_seed, corrected, plateau, tested, times
+from fieldlens.paper.results import MOST
 from fieldlens.paper.scale import LENGTHS, TRAINED
-from fieldlens.paper.shelf import MOST
-from fieldlens.receptive import ReceptiveField
-from fieldlens.schemes import parse
+from fieldlens.receptive.field import ReceptiveField
+from fieldlens.schemes.spec import parse
 
 
 def _said(evidence: Evidence, model: str, corpus: str) -> str:
     ends = {True: "breaks", False: "stays", None: "uncertain"}[evidence.breaks(model, corpus)]
     field = evidence.field(model, corpus)
-    return f"{evidence.shelf.label(model)}: ERF {field.bounded()}, {ends} ({times(evidence.worst(model, corpus))})"
+    return f"{evidence.results.label(model)}: ERF {field.bounded()}, {ends} ({times(evidence.worst(model, corpus))})"
 
 
 @claim(
@@ -43,11 +43,11 @@ def windows_covered(evidence: Evidence) -> Outcome:
     "There are windows with w·R > L_tr and ERF ≤ L_tr, and each of them is surely not worse past L_tr by 1 % or more.",
 )  # fmt: skip
 def erf_predicts(evidence: Evidence) -> Outcome:
-    layers = evidence.shelf.study.whole[0].recipe.layers
+    layers = evidence.results.study.whole[0].recipe.layers
 
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        shelf = evidence.shelf
-        beyond = [model for model in WINDOWS if layers * parse(shelf.spec(model))[1]["window"] > shelf.trained]
+        results = evidence.results
+        beyond = [model for model in WINDOWS if layers * parse(results.spec(model))[1]["window"] > results.trained]
         fitting = [model for model in beyond if evidence.covered(model, corpus)]
         said = [_said(evidence, model, corpus) for model in fitting]
         broken = [evidence.breaks(model, corpus) for model in fitting]
@@ -77,7 +77,7 @@ def constant_or_explodes(evidence: Evidence) -> Outcome:
             if found[-1] is not True:
                 what = "still moves," if neither else "uncertain:"
                 times_more = times(math.exp(moved.found.difference))
-                odd.append(f"{evidence.shelf.label(model)} {what} {times_more}, ERF {field.bounded()}")
+                odd.append(f"{evidence.results.label(model)} {what} {times_more}, ERF {field.bounded()}")
         return settled(found), odd or [f"all of {len(MODELS)} models"]
 
     return over(evidence, MOST, test, "lengths past the field of what still moves, or more targets")
@@ -102,7 +102,7 @@ def plateau_at_erf(evidence: Evidence) -> Outcome:
                 continue
             found.append(agreed([pair and pair[2] for pair in pairs]))
             words = ", ".join(f"ERF {erf}, constant from {onset}" for erf, onset, _ in known)
-            said.append(f"{evidence.shelf.label(model)}: {words}")
+            said.append(f"{evidence.results.label(model)}: {words}")
         return settled(found) if found else None, said
 
     return over(evidence, MOST, test, "a window or shift whose perplexity settles, with each seed alike")
@@ -134,12 +134,12 @@ def longer_training_repairs(evidence: Evidence) -> Outcome:
             explodes = evidence.explodes(model, corpus, longer)
             better = gap.agreed(gap.lower(), lambda difference: difference < 0)
             repaired = settled([None if explodes is None else not explodes, better])
-            lengths = [evidence.shelf.length(n) for n in (TRAINED, longer, LENGTHS[-1])]
+            lengths = [evidence.results.length(n) for n in (TRAINED, longer, LENGTHS[-1])]
             field = evidence.field(model, corpus)
             covered = not field.saturated() and field.erf(0.99) <= lengths[1]
             found.append(repaired if covered and evidence.breaks(model, corpus) else None)
             said.append(
-                f"{evidence.shelf.label(model)} (ERF {field.bounded()}): at most {before} trained on {lengths[0]}, "
+                f"{evidence.results.label(model)} (ERF {field.bounded()}): at most {before} trained on {lengths[0]}, "
                 f"{after} on {lengths[1]}; "
                 f"trained longer, it has {times(math.exp(gap.found.difference))} of the perplexity at {lengths[2]} "
                 f"({tested(gap)}{by_seed(gap, lambda nats: f'{math.exp(nats):.3f}')})"

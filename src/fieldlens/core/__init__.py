@@ -1,0 +1,1 @@
+"""Errors and exit codes, devices, processes, memory: what every room uses."""

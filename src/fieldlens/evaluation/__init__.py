@@ -1,0 +1,1 @@
+"""Perplexity against context length: protocols, statistics, verdicts, comparisons."""

@@ -1,0 +1,76 @@
+"""The fused CPU kernel, block by block, with its own backward; its operators are private to torch."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fieldlens.kernels.layout import Layout, rows_per_block
+
+
+class CpuFlashAttention(torch.autograd.Function):
+    """The same for a fixed bias, through the CPU kernel's own forward and backward: nothing is computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, where: Layout) -> Tensor:
+        out, normalisers = torch.empty_like(q), []
+        for queries, keys in where.blocks(rows_per_block(where.keys_at_once)):
+            mask = where.mask(bias, queries, keys)
+            rows, normaliser = _forward(q[:, :, queries].flip(2), k[:, :, keys], v[:, :, keys], mask)
+            out[:, :, queries] = where.zero_fully_masked(rows, queries).flip(2)
+            normalisers.append(normaliser)
+        ctx.save_for_backward(q, k, v, bias, out, *normalisers)
+        ctx.where = where
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, out, *normalisers = ctx.saved_tensors
+        where: Layout = ctx.where
+        d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        blocks = where.blocks(rows_per_block(where.keys_at_once))
+        for (queries, keys), normaliser in zip(blocks, normalisers, strict=True):
+            d_q_i, d_k_i, d_v_i = _backward(
+                where.zero_fully_masked(d_out[:, :, queries].flip(2), queries),
+                q[:, :, queries].flip(2),
+                k[:, :, keys],
+                v[:, :, keys],
+                out[:, :, queries].flip(2),
+                normaliser,
+                where.mask(bias, queries, keys),
+            )
+            d_q[:, :, queries] = d_q_i.flip(2)
+            d_k[:, :, keys] += d_k_i
+            d_v[:, :, keys] += d_v_i
+        return d_q, d_k, d_v, None, None
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask)
+
+
+def forward_only(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return _forward(q, k, v, mask)[0]
+
+
+def _backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        d_out, q, k, v, out, normaliser, 0.0, False, attn_mask=mask
+    )
+
+
+@cache
+def available() -> bool:
+    """Whether this torch has the private operators, as we know them: they have no stability promise."""
+    q = torch.ones(1, 1, 1, 2, device="cpu")
+    try:
+        out, normaliser = _forward(q, q, q, torch.zeros(1, 1, 1, 1, device="cpu"))
+        grads = _backward(q, q, q, q, out, normaliser, torch.zeros(1, 1, 1, 1, device="cpu"))
+    except (AttributeError, TypeError, RuntimeError):
+        return False
+    return len(grads) == 3 and bool((out == q).all())

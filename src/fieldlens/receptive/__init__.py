@@ -1,0 +1,1 @@
+"""Receptive fields: gradients at the input embeddings, what they mean, and the report."""

@@ -1,0 +1,208 @@
+"""A report: one HTML file that needs nothing else, in light and dark, with charts that answer the pointer."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
+
+Block = dict[str, Any]
+"""One piece of a report, as the script reads it; made by the functions below."""
+
+
+class Card(NamedTuple):
+    """A big number with a label; the colour is that of what it belongs to."""
+
+    value: str
+    label: str
+    detail: str = ""
+    colour: str | None = None
+
+
+class Axis(NamedTuple):
+    """What an axis shows; percents are given as fractions; `toggle` offers a switch between linear and log."""
+
+    label: str
+    log: bool = False
+    toggle: bool = False
+    format: Literal["number", "percent", "tokens"] = "number"
+    low: float | None = None
+    high: float | None = None
+
+
+class Series(NamedTuple):
+    """One line, with a band where low and high are known; one legend entry toggles all series of a group."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    colour: str
+    marker: str = ""
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+    dash: bool = False
+    group: str = ""
+
+
+class Mark(NamedTuple):
+    """A dotted line at a value of an axis; not drawn where the axis does not reach."""
+
+    at: float
+    label: str
+    axis: Literal["x", "y"] = "x"
+
+
+def heading(text: str, level: int = 2) -> Block:
+    """A heading; the title of the page has level 1."""
+    assert 2 <= level <= 4
+    return {"kind": "heading", "text": text, "level": level}
+
+
+def text(*paragraphs: str) -> Block:
+    """Paragraphs; **bold** and `code` are understood."""
+    return {"kind": "text", "paragraphs": list(paragraphs)}
+
+
+def note(kind: Literal["info", "warning"], *paragraphs: str) -> Block:
+    """A call-out; **bold** and `code` are understood."""
+    return {"kind": "note", "tone": kind, "paragraphs": list(paragraphs)}
+
+
+def cards(*items: Card) -> Block:
+    """Big numbers side by side."""
+    return {"kind": "cards", "items": [item._asdict() for item in items]}
+
+
+def chart(
+    title: str, x: Axis, y: Axis, series: Sequence[Series], marks: Sequence[Mark] = (), caption: str = ""
+) -> Block:
+    """Lines over a common axis, with legend, tooltip and linear/log switches."""
+    for line in series:
+        assert all(values is None or len(values) == len(line.x) for values in (line.y, line.low, line.high)), line.name
+    return {
+        "kind": "chart",
+        "title": title,
+        "x": x._asdict() | {"low": _number(x.low), "high": _number(x.high)},
+        "y": y._asdict() | {"low": _number(y.low), "high": _number(y.high)},
+        "series": [_line(line) for line in series],
+        "marks": [mark._asdict() | {"at": _number(mark.at)} for mark in marks],
+        "caption": caption,
+    }
+
+
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str = "",
+    notes: Sequence[str] = (),
+    copies: Mapping[str, str] = {},
+) -> Block:
+    """Cells of text, the first column names the rows; `copies` are texts for the clipboard, by the buttons' labels."""
+    assert all(len(row) == len(columns) for row in rows)
+    return {
+        "kind": "table",
+        "columns": list(columns),
+        "rows": [list(row) for row in rows],
+        "numeric": [index > 0 and _numeric([row[index] for row in rows]) for index in range(len(columns))],
+        "title": title,
+        "notes": list(notes),
+        "copies": [list(pair) for pair in copies.items()],
+    }
+
+
+def heat(
+    title: str, tokens: Sequence[str], shares: Sequence[float], target: str, colour: str, caption: str = ""
+) -> Block:
+    """A text whose tokens are shaded by their share (a fraction), followed by the target that they help to predict."""
+    assert len(tokens) == len(shares)
+    return {
+        "kind": "heat",
+        "title": title,
+        "tokens": list(tokens),
+        "shares": [_number(share) for share in shares],
+        "target": target,
+        "colour": colour,
+        "caption": caption,
+    }
+
+
+def tabs(title: str, panes: Mapping[str, Sequence[Block]]) -> Block:
+    """Blocks of which one pane is seen at a time."""
+    return {"kind": "tabs", "title": title, "panes": [[name, list(blocks)] for name, blocks in panes.items()]}
+
+
+def code(text: str, title: str = "") -> Block:
+    """A listing with a copy button."""
+    return {"kind": "code", "text": text, "title": title}
+
+
+def details(summary: str, blocks: Sequence[Block]) -> Block:
+    """Blocks that unfold below their summary."""
+    return {"kind": "details", "summary": summary, "blocks": list(blocks)}
+
+
+def page(title: str, subtitle: str, blocks: Sequence[Block], footer: Mapping[str, str]) -> str:
+    """The whole HTML text."""
+    template, style, script = (files("fieldlens.reporting").joinpath(name).read_text("utf-8") for name in _FILES)
+    data = {"blocks": list(blocks), "footer": [list(pair) for pair in footer.items()]}
+    parts = {
+        "policy": "; ".join([
+            "default-src 'none'", f"script-src {_source(script)}", f"style-src {_source(style)}", "img-src data:",
+            "base-uri 'none'", "form-action 'none'",
+        ]),
+        "title": html.escape(title),
+        "subtitle": html.escape(subtitle),
+        "style": style,
+        "script": script,
+        "data": _json(data),
+    }  # fmt: skip
+    # One pass, so that a title which looks like a slot stays a title.
+    filled = re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], template)
+    # Half a surrogate pair has no UTF-8; in JSON its replacement \udxxx even means the same.
+    return filled.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_FILES = ("page.html", "style.css", "script.js")
+
+_ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
+"""Signs that could end a script element or a line of script; in JSON they occur only within strings."""
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+
+
+def _source(text: str) -> str:
+    """What a content security policy calls an inline text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _line(series: Series) -> Block:
+    """A series in the order of x, which the tooltip's search needs."""
+    order = sorted((n for n, x in enumerate(series.x) if math.isfinite(x)), key=lambda n: series.x[n])
+    columns = {key: getattr(series, key) for key in ("x", "y", "low", "high")}
+    return series._asdict() | {
+        key: None if values is None else [_number(values[n]) for n in order] for key, values in columns.items()
+    }
+
+
+def _numeric(cells: Sequence[str]) -> bool:
+    """Whether a column holds mostly numbers, perhaps with units, which are set to the right."""
+
+    def is_number(cell: str) -> bool:
+        letters = sum(map(str.isalpha, cell))
+        return not letters or (letters <= 6 and not cell[0].isalpha() and any(map(str.isdigit, cell)))
+
+    return 2 * sum(map(is_number, cells)) >= len(cells) > 0
+
+
+def _number(value: float | None) -> float | None:
+    """As JSON knows it, to the seven digits of a float32; what is no finite number is nothing."""
+    if value is None or not math.isfinite(value):
+        return None
+    whole = abs(value) < 2**53 and value == int(value)
+    return int(value) if whole else float(f"{value:.7g}")

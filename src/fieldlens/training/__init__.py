@@ -1,0 +1,1 @@
+"""Recipes, the loss, the trainer and the training loop."""

@@ -1,0 +1,178 @@
+"""A trainer: a decoder, its optimiser and its place in the data, one step at a time."""
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fieldlens.core.distributed import World
+from fieldlens.core.errors import FieldlensError
+from fieldlens.data.batches import batch_at
+from fieldlens.data.tokens import TokenizedCorpus
+from fieldlens.models.decoder import Config, Decoder
+from fieldlens.schemes.validation import check_scheme
+from fieldlens.training.loss import LARGEST, cross_entropy
+from fieldlens.training.recipe import Recipe
+
+VALIDATION_TOKENS, VALIDATION_BATCHES = 16_384, 8
+"""How much is validated at a time, whichever is less: a third of a step at the paper's size."""
+
+
+class Diverged(FieldlensError):
+    """The loss or its gradient is no longer a number."""
+
+    exit_code = 3
+
+
+class Objective(nn.Module):
+    """Tokens in, mean loss out: what the processes share the gradients of."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        states_BTD = self.decoder.states(self.decoder.embed(ids_BT[:, :-1]))
+        return cross_entropy(states_BTD.flatten(0, 1), self.decoder.head.weight, ids_BT[:, 1:].flatten())
+
+
+class Trainer:
+    """A decoder, its optimiser and its place in the data: everything that a checkpoint holds."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokens: TokenizedCorpus,
+        device: torch.device,
+        dtype: torch.dtype,
+        world: World,
+        checkpointing: bool = False,
+        compile: bool = False,
+    ) -> None:
+        self.recipe, self.world, self.step = recipe, world, 0
+        self.device, self.dtype = device, dtype
+        self.train_ids, self.validation_ids = tokens.split("train").ids, tokens.split("validation").ids
+        torch.manual_seed(recipe.seed)
+        self.decoder = Decoder(shape(recipe, tokens.vocab_size))
+        self.decoder.checkpointing = checkpointing
+        self.decoder.to(self.device, torch.float64 if self.dtype == torch.float64 else torch.float32)
+        self.precision: Callable[[], Any] = lambda: (
+            torch.autocast(self.device.type, self.dtype) if self.dtype == torch.bfloat16 else nullcontext()
+        )
+        groups = self.decoder.parameter_groups(recipe.weight_decay)
+        betas = (recipe.beta1, recipe.beta2)
+        self.optimiser = torch.optim.AdamW(groups, recipe.learning_rate, betas, recipe.epsilon, fused=True)
+        objective: nn.Module = Objective(self.decoder)
+        if compile:
+            objective = torch.compile(objective)  # type: ignore[assignment]
+        self.objective = DistributedDataParallel(objective) if world.size > 1 else objective
+
+    def gradient(self) -> float:
+        """The gradient of this step's batch, over all processes, and its loss."""
+        recipe = self.recipe
+        ids_BT = torch.from_numpy(batch_at(self.train_ids, recipe.seed, self.step, recipe.batch, recipe.length))
+        loss = 0.0
+        for micro in range(recipe.accumulation):
+            some_BT = ids_BT[micro :: recipe.accumulation]
+            some_BT = some_BT[self.world.rows(len(some_BT))].to(self.device)
+            waits = self.world.size > 1 and micro + 1 < recipe.accumulation
+            with self.objective.no_sync() if waits else nullcontext(), self.precision():  # type: ignore[operator]
+                part = self.objective(some_BT) / recipe.accumulation
+                part.backward()
+            loss += float(part.detach())
+        return self.world.mean(loss)
+
+    def advance(self) -> dict[str, Any]:
+        """One optimiser step. Nothing is updated if the gradient is not finite."""
+        loss = self.gradient()
+        norm = float(nn.utils.clip_grad_norm_(self.decoder.parameters(), self.recipe.clip))
+        rate = self.recipe.rate(self.step)
+        if not np.isfinite(norm) or not np.isfinite(loss):
+            raise Diverged(f"step {self.step + 1}: loss {loss}, gradient norm {norm}: diverged, nothing was updated")
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.decoder.scheme.project()
+        self.step += 1
+        return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
+
+    @torch.no_grad()
+    def validate(self) -> float:
+        """Perplexity of pieces spread evenly over the validation split, always the same, at the training length."""
+        length = self.recipe.length
+        wanted = min(VALIDATION_BATCHES * self.recipe.batch, max(1, VALIDATION_TOKENS // length))
+        pieces = min((len(self.validation_ids) - 1) // length, wanted)
+        starts = np.linspace(0, len(self.validation_ids) - 1 - length, pieces).astype(int)
+        rows = np.stack([self.validation_ids[start : start + length + 1] for start in starts])
+        losses = []
+        self.decoder.eval()
+        for some in torch.from_numpy(rows.astype(np.int64)).split(self.recipe.batch):
+            with self.precision():
+                losses += [float(Objective(self.decoder)(some.to(self.device)))] * len(some)
+        self.decoder.train()
+        mean = float(np.mean(losses))
+        if not mean < LARGEST:
+            raise Diverged(f"step {self.step}: validation loss {mean}: diverged")
+        return float(np.exp(mean))
+
+    def check_weights(self) -> None:
+        """Refuse weights that are no numbers: an update can break them although its gradient was finite."""
+        for name, parameter in self.decoder.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise Diverged(f"step {self.step}: {name} is not finite: diverged, not saved")
+
+    def state(self) -> dict[str, bytes]:
+        """The files of a checkpoint."""
+        names = {id(parameter): name for name, parameter in self.decoder.named_parameters()}
+        moments = {
+            f"{names[id(parameter)]}/{key}": value.detach().cpu().contiguous()
+            for parameter, values in self.optimiser.state.items()
+            for key, value in values.items()
+        }
+        weights = {name: value.cpu().contiguous() for name, value in self.decoder.contents().items()}
+        progress = {"step": self.step, "random": torch.get_rng_state().numpy().tobytes().hex()}
+        return {
+            "weights.safetensors": save(weights),
+            "optimiser.safetensors": save(moments),
+            "state.json": json.dumps(progress).encode(),
+        }
+
+    def restore(self, files: dict[str, bytes]) -> None:
+        """Go on from the files of a checkpoint."""
+        weights, moments = load(files["weights.safetensors"]), load(files["optimiser.safetensors"])
+        progress = json.loads(files["state.json"])
+        with torch.no_grad():
+            for name, value in self.decoder.contents().items():
+                value.copy_(weights[name])
+        names = {id(parameter): name for name, parameter in self.decoder.named_parameters()}
+        ordered = [names[id(parameter)] for group in self.optimiser.param_groups for parameter in group["params"]]
+        states: dict[int, dict[str, Tensor]] = {}
+        for key, value in moments.items():
+            name, _, what = key.rpartition("/")
+            states.setdefault(ordered.index(name), {})[what] = value
+        # the optimiser knows best on which device, and in which type, it wants each of them
+        self.optimiser.load_state_dict({"state": states, "param_groups": self.optimiser.state_dict()["param_groups"]})
+        torch.set_rng_state(torch.from_numpy(np.frombuffer(bytes.fromhex(progress["random"]), np.uint8).copy()))
+        self.step = progress["step"]
+
+
+def shape(recipe: Recipe, vocab_size: int) -> Config:
+    """The decoder that a recipe asks for."""
+    padded = -(-vocab_size // recipe.pad_vocabulary) * recipe.pad_vocabulary
+    return Config(
+        scheme=recipe.scheme, layers=recipe.layers, width=recipe.width, heads=recipe.heads, vocab_size=padded,
+        tied=recipe.tied, init_std=recipe.init_std, train_length=recipe.length,
+    )  # fmt: skip
+
+
+def check_shape(recipe: Recipe) -> None:
+    """Refuse what no decoder can be made of, before any text is read."""
+    config = shape(recipe, recipe.bpe)
+    check_scheme(config.scheme, config.heads, config.width // config.heads)

@@ -1,0 +1,168 @@
+"""The errors that a newcomer is likely to make: each is one line that says what to do, and its exit code."""
+
+import errno
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from newcomer import save_model, save_text
+from short_training import write_corpus
+
+from fieldlens.cli import main
+from fieldlens.storage import atomic
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a newcomer has on the desk."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    save_model(folder / "mistral")
+    save_model(folder / "gpt2", "gpt2")
+    save_text(folder / "text.txt")
+    write_corpus(folder / "corpus", documents=9)
+    (folder / "short.txt").write_text("hello there\n")
+    (folder / "notes").write_text("no model\n")
+    (folder / "empty").mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(home / "cache"))
+    monkeypatch.chdir(home)
+
+
+def refused(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
+    """Exit code, and the one line that was said."""
+    with pytest.raises(SystemExit) as stop:
+        main(line.split())
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    said = [words for words in captured.err.splitlines() if words.startswith("fieldlens: ")]
+    assert captured.err.splitlines()[-1:] == said
+    assert captured.err.count(" runs done, ") <= 1
+    return int(stop.value.code or 0), said[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        # a wrong path
+        ("measure nowhere", "does not exist: give a run folder, a Hugging Face folder or id (owner/name), or a .gguf"),
+        ("measure notes", "notes is a file, but no .gguf: give a run folder, a Hugging Face folder"),
+        ("measure empty", "empty is no model: there is neither a config.json nor a run in it"),
+        ("measure mistral --text nowhere.txt", "nowhere.txt is no file: --text takes a text or JSONL file"),
+        ("measure mistral --text text.txt --out notes", "--out notes is a file: a folder is needed"),
+        ("evaluate mistral --corpus nowhere.txt", "corpus 'nowhere.txt' does not exist"),
+        ("train --corpus nowhere --out runs/x", "allowed: stdlib, or the path of a file or folder"),
+        ("train --preset smoke --out notes", "--out notes is a file: a folder is needed"),
+        ("runs nowhere", "runs are made by fieldlens train --out FOLDER/NAME"),
+        ("compare nowhere.json", "nowhere.json does not exist"),
+        ("generate mistral --prompt-file nowhere.txt", "--prompt-file takes a text file"),
+        ("study nowhere.toml", "built in: demo"),
+        ("study paper --corpora nowhere", "--corpora nowhere is no folder"),
+        ("study paper", "give --corpora with a folder that has a file or folder 'latex' in it"),
+        ("paper rotary_512 --run --corpora empty", "give --corpora with a folder that has a file or folder 'latex'"),
+        ("paper rotary_512", "results/paper is not here: go to a clone of the repository, which has it, or give --re"),
+        # a wrong name
+        ("train --scheme sandwhich --out runs/x", "did you mean 'sandwich'? allowed: alibi"),
+        ("train --scheme sandwich:dim=3 --out runs/x", "did you mean 'dims'? allowed: dims"),
+        ("train --preset glanse --out runs/x", "did you mean 'glance'? allowed: glance"),
+        ("study dmeo", "did you mean 'demo'? allowed: demo"),
+        ("measur mistral", 'Did you mean "measure"?'),
+        # too long a length
+        ("measure gpt2 --text text.txt --length 500", "beyond the 64 positions that gpt2 has: at most 64"),
+        ("measure mistral --text short.txt --length 500", "has 11 tokens: give at most --length 10, or a longer text"),
+        ("evaluate mistral --corpus corpus --lengths 99999", "length 99999 is too long for this text"),
+        ("train --preset smoke --corpus corpus --length 9999 --out runs/x", "are needed for length 9999"),
+        # a corpus too small
+        ("measure mistral --text short.txt", "only 9 tokens lie deep enough in a document: give fewer --segments"),
+        ("train --preset smoke --corpus short.txt --out runs/x", "has 1 document, and splitting needs at least 3:"),
+        ("train --preset smoke --corpus empty --out runs/x", "is empty: a folder without files"),
+    ],
+)  # fmt: skip
+def test_one_line_says_what_to_do(line: str, told: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = refused(capsys, line)
+    assert told in said
+    assert code == 2
+    assert not (home / "runs").exists()
+    assert not (home / "lens").exists()
+
+
+def test_outside_the_repository_the_paper_says_where_its_results_are(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["paper"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.endswith(
+        "results/paper is not here: go to a clone of the repository, which has it, or give --results FOLDER"
+    )
+
+
+def test_a_training_says_first_what_it_will_take(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(f"train --preset smoke --corpus corpus --steps 3 --out {tmp_path / 'run'}".split())
+    lines = capsys.readouterr().err.splitlines()
+    told = [line for line in lines if re.fullmatch(r"about \d+ s, [\d.]+ [MG]iB of memory", line)]
+    assert len(told) == 1
+    assert lines.index(told[0]) < next(place for place, line in enumerate(lines) if line.startswith("step 3"))
+
+
+def test_a_folder_without_runs_says_how_to_make_one(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["runs", "empty"])
+    assert capsys.readouterr().out == "no runs below empty: fieldlens train --out empty/NAME makes one\n"
+
+
+def test_the_hub_out_of_reach_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def nobody(host: str, *_: Any, **__: Any) -> None:
+        asked.append(host)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    monkeypatch.setattr("fieldlens.models.hub.getproxies", dict)
+    code, said = refused(capsys, "measure some-body/no-model")
+    assert "some-body/no-model cannot be loaded" in said
+    assert code == 2
+    assert len(asked) <= 2  # not a retry after the other
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train --preset smoke --corpus corpus --steps 2 --out full",
+        "measure mistral --text text.txt --length 32 --segments 2 --plain --out full",
+        "evaluate mistral --corpus corpus --lengths 8 --segments 2 --out full",
+    ],
+)
+def test_a_full_disk(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(path: Path, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(atomic, "write_file", full)
+    code, said = refused(capsys, line)
+    assert "the disk is full at " in said
+    assert "free some space or write elsewhere, then again (train: --resume)" in said
+    assert code == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "module", "extra"),
+    [
+        ("train --preset smoke --corpus corpus --track --out runs/x", "torch.utils.tensorboard", "track"),
+        ("train --preset smoke --corpus some-body/texts --out runs/x", "datasets", "data"),
+        ("study demo --executor ray --out r --runs s", "ray", "ray"),
+        ("measure model.gguf --corpus corpus", "gguf", "gguf"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    line: str, module: str, extra: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setitem(sys.modules, module, None)
+    code, said = refused(capsys, line)
+    assert f"pip install 'fieldlens[{extra}]'" in said
+    assert code == 2

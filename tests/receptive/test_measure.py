@@ -1,0 +1,364 @@
+"""fieldlens measure, as a user calls it, and what it concludes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from families import build
+from short_training import short_runs
+
+from fieldlens.cli import main
+from fieldlens.data.corpus import open_corpus
+from fieldlens.data.tokenizer import Coder
+from fieldlens.evaluation.protocols import Anchor
+from fieldlens.evaluation.result import Evaluation
+from fieldlens.models.adapters.adapt import adapt
+from fieldlens.receptive.advice import advise, coverage
+from fieldlens.receptive.check import Check
+from fieldlens.receptive.command import measure_all, theoretical
+from fieldlens.receptive.field import ReceptiveField
+from fieldlens.receptive.report import page, profile, summary
+from fieldlens.receptive.result import MeasureRequest
+
+HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1> & [bold]x[/bold] \x07"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained runs, and the corpus they know."""
+    return short_runs(tmp_path_factory.mktemp("measure"), ("alibi", "none:window=4"))
+
+
+@pytest.fixture(autouse=True)
+def _here(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FIELDLENS_CACHE", str(home / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def ask(*words: object) -> None:
+    main(["measure", *map(str, words), "--length", "96", "--segments", "3", "--threads", "1"])
+
+
+def test_two_runs_from_command_to_report(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ask(home / "alibi", home / "none:window=4", "--probe", "--check", "--targets", "30")
+    out = capsys.readouterr().out
+    assert "none:window=4" in out
+    assert "report: lens/report.html" in out
+    found = json.loads((tmp_path / "lens" / "receptive-field.json").read_text())
+    alibi, window = found["models"]
+    assert window["theoretical"] == {"exact": 7, "paper": 8, "windows": [4, 4]}
+    assert window["receptive_field"]["erf"]["0.99"]["tokens"] <= 7
+    assert window["coverage"] == {"share": pytest.approx(1.0), "predicts": "extrapolates", "reason": ""}
+    assert window["check"]["verdict"]["verdict"] == "holds"
+    assert [row["window"] for row in window["check"]["windows"]] == [2]  # what it has is not offered
+    assert window["check"]["smallest_context"]["cache_bytes"] <= 4 * 2 * 2 * 32 * 4
+    assert [row["layer"] for row in alibi["layers"]] == [1, 2]
+    assert alibi["probe"]["cuts"] == [1, 2, 4, 8, 16, 32, 64, 96]
+    assert alibi["probe"]["divergence"][-1] == pytest.approx(0, abs=1e-9)
+    assert alibi["asked"]["bos"] is None
+    assert {"torch", "fieldlens"} <= set(alibi["versions"])
+    assert {path.name for path in (tmp_path / "lens").iterdir()} == {
+        "report.html", *(f"receptive-field.{ending}" for ending in ("json", "npz", "png", "svg"))
+    }  # fmt: skip
+
+
+def test_a_transformers_folder_and_a_text_file(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build("mistral", vocab_size=512).save_pretrained(tmp_path / "m")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "m" / name)
+    (tmp_path / "text.txt").write_text((HOSTILE + " abc def gh") * 60)
+    ask(tmp_path / "m", "--text", tmp_path / "text.txt", "--json")
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["theoretical"]["exact"] == 3 * 5 + 1
+    assert found["data"]["corpus"] == "text.txt"
+    html = (tmp_path / "lens" / "report.html").read_text()
+    assert "<script>window.hacked" not in html
+    assert "<img" not in html
+
+
+def test_a_short_text_is_checked_at_a_length_it_has_room_for(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "abc def gh " * 60
+    (tmp_path / "text.txt").write_text(text)
+    ((ids, _),) = Coder(home / "alibi" / "model").encode([text])
+    words = ["measure", str(home / "alibi"), "--text", str(tmp_path / "text.txt"), "--check", "--targets", "60"]
+    main([*words, "--out", str(tmp_path / "out"), "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["check"] is not None
+    assert found["asked"]["length"] <= len(ids) - 60
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--out", str(tmp_path / "out"), "--length", str(len(ids) - 20)])
+    assert "give fewer --targets" in capsys.readouterr().err
+
+
+def test_windows_beside_which_something_looks_farther_promise_nothing() -> None:
+    one, norms_NT = adapt(build("mistral")), np.zeros((2, 40))
+    norms_NT[:, -16:] = 1.0
+    found = theoretical(one, None, norms_NT)
+    assert found is not None
+    assert found["exact"] == 16
+    norms_NT[1, -17] = 1e-9
+    assert theoretical(one, None, norms_NT) is None
+    short_NT = np.ones((2, 12))  # too short for a gradient to tell
+    assert theoretical(one, None, short_NT) is not None
+    one.__dict__["_takes_bands"] = False  # as of a recurrent model
+    assert theoretical(one, None, short_NT) is None
+
+
+def test_models_side_by_side_are_measured_on_one_text(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build("llama", vocab_size=512).save_pretrained(tmp_path / "m")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "m" / name)
+    ask(home / "alibi", tmp_path / "m", "--plain", "--json")
+    assert {one["data"]["text"] for one in json.loads(capsys.readouterr().out)} == {
+        open_corpus(str(home / "corpus")).fingerprint()
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--length", "1"], "length is 1: at least 2"),
+        (["--length", "99999"], "length 99999 is too long for this text: its longest document has"),
+        (["--segments", "0"], "segments is 0"),
+        (["--segments", "9999999"], "9999999 segments are wanted, but only"),
+        (["--window", "0"], "window"),
+        (["--text", "nothing.txt"], "nothing.txt is no file"),
+        (["--text", "a.txt", "--corpus", "stdlib"], "give either --text or --corpus"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], message: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["measure", str(home / "alibi"), *words])
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "lens").exists()
+
+
+def test_no_model_and_an_empty_text_are_mistakes(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["measure"])
+    assert "no model" in capsys.readouterr().err
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(SystemExit, match="2"):
+        ask(home / "alibi", "--text", tmp_path / "empty.txt")
+    assert "empty.txt is empty" in capsys.readouterr().err
+    (tmp_path / "one.txt").write_text("a")
+    with pytest.raises(SystemExit, match="2"):
+        main(["measure", str(home / "alibi"), "--text", str(tmp_path / "one.txt")])
+    assert "no document of more than 1 tokens: at least 3 are needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", ["gpt2", "ctrl"])
+def test_a_table_of_positions_bounds_the_length(
+    family: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(family, vocab_size=512).save_pretrained(tmp_path / "g")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "g" / name)
+    with pytest.raises(SystemExit, match="2"):
+        ask(tmp_path / "g", "--corpus", home / "corpus")
+    assert "length 96 is beyond the 64 positions" in capsys.readouterr().err
+    main(["measure", str(tmp_path / "g"), "--corpus", str(home / "corpus"), "--segments", "2", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["asked"]["length"] == 64
+    assert found["coverage"]["reason"].startswith("measured at 64 tokens, not beyond")
+
+
+def test_a_short_text_is_measured_at_what_it_has(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("abc def gha bcd efg h " * 30)
+    main(["measure", str(home / "alibi"), "--text", "short.txt", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert 20 < found["asked"]["length"] < 600
+
+
+def test_the_check_keeps_the_window_and_models_keep_their_names(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(home / "alibi", tmp_path / "twin")
+    ask(home / "alibi", tmp_path / "twin", "--window", "8", "--check", "--targets", "20", "--plain", "--json")
+    first, second = json.loads(capsys.readouterr().out)
+    assert [first["model"]["name"], second["model"]["name"]] == ["alibi (alibi)", "alibi (twin)"]
+    assert first["theoretical"]["exact"] == 2 * 7 + 1
+    assert [row["window"] for row in first["check"]["windows"]] == [2, 4]
+    assert first["check"]["verdict"]["evidence"][0]["difference"] == 0
+    assert first["layers"] == []
+
+
+def test_a_bad_second_model_and_a_file_for_a_folder_are_found_first(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([home / "alibi", "nothing"], [home / "alibi", "--out", tmp_path / "file"]):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(SystemExit, match="2"):
+            ask(*words)
+        assert not (tmp_path / "lens").exists()
+
+
+@pytest.mark.parametrize(("weight", "said"), [(0.0, "does not depend"), (3e38, "not finite")])
+def test_a_dead_model_is_a_status_and_exit_3(
+    weight: float, said: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = build("llama", vocab_size=512)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(weight)
+    model.save_pretrained(tmp_path / "dead")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "dead" / name)
+    with pytest.raises(SystemExit, match="3"):
+        ask(tmp_path / "dead", "--corpus", home / "corpus", "--probe")
+    assert "undefined" in capsys.readouterr().out
+    found = json.loads((tmp_path / "lens" / "receptive-field.json").read_text())["models"][0]
+    assert said in found["receptive_field"]["status"]
+
+
+def field(shares: list[float], train_length: int | None = None) -> ReceptiveField:
+    return ReceptiveField(np.array([shares]), name="x", train_length=train_length)
+
+
+def test_coverage_and_its_principle() -> None:
+    recent = [0.0] * 50 + [1.0] * 50
+    assert coverage(field(recent, 60)) == {"share": pytest.approx(1.0), "predicts": "extrapolates", "reason": ""}
+    assert coverage(field(recent, 25)) == {"share": pytest.approx(0.5), "predicts": "nothing", "reason": ""}
+    assert coverage(field(recent, 100))["reason"] == "measured at 100 tokens, not beyond the training length 100"
+    assert "not known" in coverage(field(recent))["reason"]
+
+
+def test_advice_says_what_can_be_said() -> None:
+    said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), {"exact": 50, "paper": 52}, None))
+    assert "50% in the last 26, 90% in the last 46, 95% in the last 48, 99% in the last 50 of 100 tokens" in said
+    assert "covers 100.0%" in said
+    assert "reach exactly 50 tokens" in said
+    said = " ".join(advise(field([300.0] + [1.0] * 99, 60), None, None))
+    assert "Not bounded at this length: 99% of the gradient needs 100 of 100 tokens" in said
+    assert "The first token alone holds 75%, many times its part: an attention sink, if the model is trained" in said
+    assert "predicts nothing" in said
+    lost = ReceptiveField(np.array([[np.nan] * 4, [0.0, 0.0, 0.0, 1.0]]), reason="it is broken", train_length=2)
+    assert "1 of 2 segments have no receptive field (it is broken)" in " ".join(advise(lost, None, None))
+
+
+def test_what_is_not_bounded_predicts_nothing() -> None:
+    found = coverage(field([1.0] * 1030, 1024))
+    assert found["share"] > 0.99
+    assert found["predicts"] is None
+    assert "should hold" not in " ".join(advise(field([1.0] * 1030, 1024), None, None))
+
+
+def test_a_beginning_does_not_invent_coverage() -> None:
+    found = ReceptiveField(np.ones((1, 513)), train_length=512, bos=True)
+    assert coverage(found)["reason"] == "measured at 512 tokens, not beyond the training length 512"
+
+
+def evaluation(losses: dict[int, float], documents: int = 12) -> Evaluation:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 1e-4, documents * 5)
+    targets = [Anchor(d, o) for d in range(documents) for o in range(5)]
+    about = {"model": {"name": "x", "train_length": 64}, "protocol": {"same_targets": True}, "segments": 60}
+    return Evaluation(about, {n: torch.from_numpy(3 + loss + noise * n) for n, loss in losses.items()}, targets)
+
+
+def test_the_smallest_context_and_window_within_one_percent() -> None:
+    contexts = evaluation({32: 0.2, 64: 0.009, 128: 0.0, 256: 0.4})
+    sizes = {"context 64": 6400, "context 256": 25600, "window 16": 1600}
+    found = Check(contexts, {8: evaluation({256: 0.011}), 16: evaluation({256: 0.005})}, sizes, "bfloat16")
+    context, window = found.smallest("context"), found.smallest("window")
+    assert context is not None
+    assert window is not None
+    assert (context["tokens"], context["best"]) == (64, "context 128")
+    assert context["low"] < context["ratio"] < context["high"]
+    assert (window["tokens"], window["cache_saved"], window["cache_bytes"]) == (16, 1 - 16 / 256, 1600)
+    assert Check(contexts, {8: evaluation({256: 0.5})}, {}, "float32").smallest("window") is None
+    nothing_kept = Check(contexts, {16: evaluation({256: 0.005})}, {}, "float32")
+    assert "saves" not in " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, nothing_kept))
+    said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, found))
+    assert "The smallest sliding window within 1% of the best perplexity (context 128) is 16 tokens" in said
+    assert "a cache of that size, 1.56 KiB in bfloat16, saves 94% of the cache of 256 tokens." in said
+    assert " over documents); a cache" in said
+    better = Check(contexts, {1: evaluation({256: -0.5})}, {"window 1": 100, "context 256": 51200}, "float32")
+    said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, better))
+    assert "No context is within 1% of the best perplexity." in said
+    assert "The best perplexity is that with a sliding window of 1 tokens; a cache" in said
+    assert "saves 99.8%" in said
+    none = Check(contexts, {}, sizes, "float32")
+    assert "It was given no window." in " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, none))
+
+
+def test_the_profile_is_an_average_over_growing_bins() -> None:
+    distances, means = profile(np.full(100, 0.01))
+    assert means == pytest.approx([0.01] * len(means))
+    assert distances[0] == 1
+    assert distances == sorted(distances)
+
+
+def test_an_estimate_comes_before_the_first_gradient(home: Path) -> None:
+    heard: list[dict[str, float]] = []
+    question = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2, plain=True)
+    measure_all([str(home / "alibi")], question, torch.device("cpu"), torch.float32, heard.append)
+    kinds = [next(iter(event)) for event in heard]
+    assert kinds[:2] == ["stage", "estimate"]
+    assert 0 < heard[1]["estimate"] < 60
+    assert heard[1]["memory"] > 0
+
+
+def test_the_check_is_in_the_first_estimate_and_makes_none_of_its_own(home: Path) -> None:
+    heard: list[dict[str, float]] = []
+    question = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2, plain=True, check=True, targets=3)
+    measure_all([str(home / "alibi")], question, torch.device("cpu"), torch.float32, heard.append)
+    assert sum("estimate" in event for event in heard) == 1
+    assert any(str(event.get("what", "")).startswith("length") for event in heard)
+
+
+def test_a_page_escapes_what_it_shows(home: Path) -> None:
+    found = measure_all(
+        [str(home / "alibi")],
+        MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2),
+        torch.device("cpu"),
+        torch.float32,
+    )
+    found[0].about["model"]["name"] = HOSTILE
+    html = page(found, HOSTILE)
+    assert "<script>window.hacked" not in html
+    assert "<img" not in html
+    assert HOSTILE in summary(found).rows[0][0]
+
+
+def test_a_model_that_cannot_take_the_length_is_one_line(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build("mpt", vocab_size=512).save_pretrained(tmp_path / "mpt")  # its bias ends at 64 positions
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "mpt" / name)
+    with pytest.raises(SystemExit, match="2"):
+        ask(tmp_path / "mpt", "--corpus", home / "corpus")
+    error = capsys.readouterr().err
+    assert "mpt cannot take 96 tokens" in error
+    assert error.endswith(": give a smaller --length\n")
+
+
+def test_a_cache_is_weighed_in_the_dtype_that_the_folder_names(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build("gemma3_text", vocab_size=512).bfloat16().save_pretrained(tmp_path / "half")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(home / "alibi" / "model" / name, tmp_path / "half" / name)
+    ask(tmp_path / "half", "--corpus", home / "corpus", "--check", "--targets", "10", "--plain", "--json")
+    (found,) = json.loads(capsys.readouterr().out)
+    checked, key = found["check"], 2 * 2 * 8 * 2  # keys and values, heads, width, bytes
+    assert (found["model"]["dtype"], checked["cache_dtype"]) == ("float32", "bfloat16")
+    smallest = checked["smallest_window"]
+    kept = 5 * min(6, smallest["tokens"]) + smallest["tokens"]
+    assert smallest["cache_bytes"] == kept * key
+    assert smallest["cache_saved"] == 1 - kept / (5 * 6 + 96)

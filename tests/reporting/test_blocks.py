@@ -1,0 +1,188 @@
+"""Reports: whatever text goes in comes out as text, and the page runs nothing but its own script."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fieldlens.reporting import blocks as report
+from fieldlens.reporting.blocks import Axis, Card, Mark, Series
+
+HOSTILE = [
+    "</script><script>window.hacked=1</script>",
+    "<!-- <script>",
+    "]]> --> </style> </title> </textarea>",
+    "\"'`&amp;&#60;{{data}}{{script}}",
+    "\u2028\u2029\x00\x0b\x1b\x7f\x85\ufeff\ufffe",
+    "\ud800 lone \udfff",
+    "\udc00\ud800",
+]
+
+
+class Page(HTMLParser):
+    """What a browser would find: elements with their attributes, and the text of some of them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}
+        self.inside = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.inside = dict(attrs).get("id") or tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        self.texts[self.inside] = self.texts.get(self.inside, "") + data
+
+    @property
+    def data(self) -> Any:
+        def refuse(name: str) -> None:
+            raise AssertionError(f"{name} is not JSON")
+
+        return json.loads(self.texts["data"], parse_constant=refuse)
+
+
+def every_block(text: str) -> list[report.Block]:
+    """One block of each kind, with a text wherever a text can be."""
+    line = Series(text, [1, 2], [0.5, None], text, text, [0.4, None], [0.6, None], group=text)
+    blocks = [
+        report.heading(text),
+        report.text(text, text),
+        report.note("info", text),
+        report.note("warning", text),
+        report.cards(Card(text, text, text, text), Card(text, text)),
+        report.chart(text, Axis(text, toggle=True), Axis(text), [line], [Mark(1, text), Mark(0.5, text, "y")], text),
+        report.table([text, text], [[text, text]], text, [text], {text: text}),
+        report.heat(text, [text, text], [0.25, 0.75], text, text, text),
+        report.code(text, text),
+    ]
+    return [*blocks, report.tabs(text, {text: blocks}), report.details(text, blocks)]
+
+
+def as_json_knows_it(value: Any) -> Any:
+    """Two halves of a surrogate pair that happen to meet become one character, as they do in every JSON."""
+    return json.loads(json.dumps(value))
+
+
+@settings(deadline=None)
+@given(st.text(st.characters()))
+@example(HOSTILE[0])
+@example(HOSTILE[1])
+@example(HOSTILE[3])
+@example(HOSTILE[5])
+@example(HOSTILE[6])
+def test_any_text_comes_back(text: str) -> None:
+    blocks = every_block(text)
+    page = report.page(text, text, blocks, {text: text})
+    page.encode()
+    assert Page(page).data == as_json_knows_it({"blocks": blocks, "footer": [[text, text]]})
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_adds_no_element(text: str) -> None:
+    harmless, hostile = (Page(report.page(name, name, every_block(name), {name: name})) for name in ("harmless", text))
+    assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    assert hostile.texts["h1"] == hostile.texts["title"] == shown
+    assert not set("<>&\u2028\u2029") & set(hostile.texts["data"])
+
+
+def test_the_policy_names_the_script_and_the_style() -> None:
+    page = report.page("t", "s", every_block("x"), {})
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+
+    def source(tag: str) -> str:
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    assert rules == {
+        "default-src": "'none'",
+        "script-src": source("script"),
+        "style-src": source("style"),
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    # The policy must come before what it governs.
+    assert page.index("Content-Security-Policy") < page.index("<style>") < page.index("<script")
+
+
+def test_nothing_comes_from_elsewhere() -> None:
+    folder, names = files("fieldlens.reporting"), ("page.html", "style.css", "script.js")
+    texts = {name: folder.joinpath(name).read_text("utf-8") for name in names}
+    config_hashes = [found for text in texts.values() for found in re.findall(r"\w+://[^\s\"']*", text)]
+    assert config_hashes == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"@import|url\(|@font-face", texts["style.css"])
+    forbidden = (
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|import\(|fetch\(|XMLHttp|\"style\""
+    )
+    assert not re.search(forbidden, texts["script.js"])
+    assert not re.search(r"</?script|<!--", texts["script.js"])
+    assert not re.search(r"\bon\w+=|\bstyle=", texts["page.html"])
+    for tag, attributes in Page(report.page("t", "s", [], {})).elements:
+        assert not {"src", "srcset", "action"} & set(attributes), tag
+        assert attributes.get("href", "data:,") == "data:,"
+
+
+def test_what_is_no_number_is_null() -> None:
+    nan, inf = float("nan"), float("inf")
+    line = Series("a", [3, 1, nan, 2], [nan, 0.1, 5, None], "#000000", low=[inf, -inf, 5, 0], high=[1, 2, 5, 3])
+    block = report.chart("t", Axis("x", low=nan), Axis("y", high=inf), [line], [Mark(nan, "m")])
+    heat = report.heat("t", ["a", "b"], [nan, 1.0], "c", "#000000")
+    blocks = Page(report.page("t", "s", [block, heat], {})).data["blocks"]
+    (found,) = blocks[0]["series"]
+    assert (found["x"], found["y"]) == ([1, 2, 3], [0.1, None, None])  # in the order of x
+    assert (found["low"], found["high"]) == ([None, 0, None], [2, 3, 1])
+    assert blocks[0]["x"]["low"] is blocks[0]["y"]["high"] is blocks[0]["marks"][0]["at"] is None
+    assert blocks[1]["shares"] == [None, 1]
+
+
+def test_numbers_keep_seven_digits() -> None:
+    block = report.chart("t", Axis("x"), Axis("y"), [Series("a", [1.0, 2048.0], [1 / 3, 1e300], "#000000")])
+    assert block["series"][0]["x"] == [1, 2048]
+    assert block["series"][0]["y"] == [0.3333333, 1e300]
+    assert all(isinstance(x, int) for x in block["series"][0]["x"])
+
+
+def test_columns_of_numbers_are_known() -> None:
+    columns = {
+        "name": ["a", "b"],
+        "number": ["1,024", "not reached"],
+        "unit": ["5.2 tok/s", "12 tokens"],
+        "sign": ["< 0.001", "–"],
+        "word": ["yes", "no"],
+        "version": ["2.10.1, CPU, float32", "0.1.0 (commit 3f2a9c1)"],
+    }
+    block = report.table(list(columns), list(zip(*columns.values(), strict=True)))
+    assert [name for name, numeric in zip(columns, block["numeric"], strict=True) if numeric] == [
+        "number",
+        "unit",
+        "sign",
+    ]
+
+
+def test_lengths_must_match() -> None:
+    with pytest.raises(AssertionError):
+        report.chart("t", Axis("x"), Axis("y"), [Series("a", [1, 2], [1], "#000000")])
+    with pytest.raises(AssertionError):
+        report.table(["a", "b"], [["1"]])
+    with pytest.raises(AssertionError):
+        report.heat("t", ["a"], [], "b", "#000000")
+
+
+def test_an_empty_page_is_small() -> None:
+    assert len(report.page("", "", [], {}).encode()) < 60_000

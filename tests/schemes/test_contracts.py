@@ -1,0 +1,244 @@
+"""What must hold for every scheme that is registered, with and without a window."""
+
+import oracle
+import pytest
+import torch
+from torch import Tensor
+
+import fieldlens
+from fieldlens.kernels import cpu_flash
+from fieldlens.schemes.base import Scheme
+from fieldlens.schemes.spec import canonical, scheme
+
+WINDOWS = pytest.mark.parametrize("window", [None, 1, 5])
+LAYERS, LENGTH = 3, 24
+
+
+def decoder(spec: str, window: int | None, layers: int = LAYERS) -> fieldlens.Decoder:
+    """Small, with weights large enough that every dependence shows."""
+    config = fieldlens.Config(scheme=spec, window=window, layers=layers, width=32, heads=4, vocab_size=60, init_std=0.2)
+    return fieldlens.Decoder(config).eval()
+
+
+def input_gradient(model: fieldlens.Decoder, ids: Tensor, position: int) -> Tensor:
+    """How much each input embedding moves one position's logits: a norm for each token."""
+    embeddings = model.embed(ids).detach().requires_grad_()
+    weights = torch.randn(model.config.vocab_size)
+    (model(embeddings_BTD=embeddings)[:, position] @ weights).sum().backward()
+    assert embeddings.grad is not None
+    return embeddings.grad.norm(dim=-1)[0]
+
+
+@WINDOWS
+@pytest.mark.usefixtures("float64")
+def test_the_future_has_no_influence(every_spec: str, window: int | None) -> None:
+    model = decoder(every_spec, window)
+    ids = torch.randint(60, (1, LENGTH))
+    for position in (0, 10, LENGTH - 2):
+        norms = input_gradient(model, ids, position)
+        assert bool((norms[position + 1 :] == 0.0).all())
+        assert norms[position] > 0
+
+
+@WINDOWS
+@pytest.mark.usefixtures("float64")
+def test_reach_is_exact(every_spec: str, window: int | None) -> None:
+    norms = input_gradient(decoder(every_spec, window), torch.randint(60, (1, LENGTH)), LENGTH - 1)
+    reach = LENGTH if window is None else min(LENGTH, LAYERS * (window - 1) + 1)
+    assert int((norms != 0).sum()) == reach
+    assert bool((norms[LENGTH - reach :] > 0).all())
+
+
+@WINDOWS
+@pytest.mark.usefixtures("float64")
+def test_relative_means_shift_invariant(every_spec: str, window: int | None) -> None:
+    model = decoder(every_spec, window)
+    ids, positions = torch.randint(60, (2, LENGTH)), torch.arange(LENGTH)
+    change = (model(ids, positions=positions + 1000) - model(ids, positions=positions)).abs().max()
+    if model.scheme.relative:
+        assert change < 1e-9
+    else:
+        assert change > 1e-3
+
+
+@WINDOWS
+@pytest.mark.usefixtures("float64")
+def test_last_position_mode_is_the_full_forward(every_spec: str, window: int | None) -> None:
+    model = decoder(every_spec, window)
+    ids = torch.randint(60, (2, LENGTH))
+    assert (model(ids, last=True) - model(ids)[:, -1:]).abs().max() < 1e-12
+    assert (model(ids, last=True, window=3) - model(ids, window=3)[:, -1:]).abs().max() < 1e-12
+
+
+@pytest.mark.usefixtures("float64")
+def test_last_position_mode_at_positions_that_jump_back(every_spec: str) -> None:
+    """The nearest keys are then not among the last tokens: nothing may be left out."""
+    model = decoder(every_spec, 2)
+    ids, positions = torch.randint(60, (1, 9)), torch.tensor([8, 0, 1, 2, 3, 4, 5, 6, 9])
+    full = model(ids, positions=positions)[:, -1:]
+    assert (model(ids, positions=positions, last=True) - full).abs().max() < 1e-12
+
+
+@WINDOWS
+def test_finite_far_beyond(every_spec: str, window: int | None) -> None:
+    model = decoder(every_spec, window)
+    with torch.no_grad():
+        assert bool(torch.isfinite(model(torch.randint(60, (1, 16 * 128)))).all())
+
+
+def test_state_round_trips(every_spec: str) -> None:
+    first, second = decoder(every_spec, None), decoder(every_spec, None)
+    second.load_state_dict(first.state_dict())
+    ids = torch.randint(60, (2, LENGTH))
+    assert torch.equal(first(ids), second(ids))
+    assert canonical(first.config.scheme) == first.config.scheme
+
+
+def test_learned_parameters_are_shared_and_do_not_decay(every_spec: str) -> None:
+    model = decoder(every_spec, None)
+    learned = {id(parameter) for parameter in model.scheme.parameters()}
+    decays, stays = model.parameter_groups(0.1)
+    assert not learned & {id(parameter) for parameter in decays["params"]}
+    assert learned <= {id(parameter) for parameter in stays["params"]}
+    assert len(decays["params"]) + len(stays["params"]) == len(list(model.parameters()))
+    assert sum(p.numel() for p in model.scheme.parameters()) == sum(
+        p.numel() for p in decoder(every_spec, None, layers=1).scheme.parameters()
+    )
+
+
+def test_learned_parameters_receive_gradients(every_spec: str) -> None:
+    model, ids_BT = decoder(every_spec, None), torch.randint(60, (2, 131))  # what acts from afar must be reached
+    torch.nn.functional.cross_entropy(model(ids_BT[:, :-1]).flatten(0, 1), ids_BT[:, 1:].flatten()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(torch.isfinite(parameter.grad).all()), name
+        assert bool((parameter.grad != 0).any()), name
+
+
+# Fast attention against the oracle: where queries and keys stand, as (q_positions, k_positions), each (B, T).
+T, S = 130, 200
+PLACES = {
+    "square": (torch.arange(S), torch.arange(S)),
+    "the last T of S": (torch.arange(S - T, S), torch.arange(S)),
+    "a later chunk": (torch.arange(900, 900 + T), torch.arange(900 + T - S, 900 + T)),
+    "keys run on past the queries": (torch.arange(20, 20 + T), torch.arange(10, 10 + S)),
+    "queries before all keys": (torch.arange(T), torch.arange(50, 50 + S)),
+    "a ring": (torch.arange(S, S + 2), (torch.arange(S) + 77) % S + 2),
+    "rows that stand apart": (
+        torch.stack([torch.arange(S - T, S), torch.arange(S - T, S) + 31, torch.arange(S - T, S) + 500]),
+        torch.stack([torch.arange(S), torch.arange(S) + 31, torch.arange(S) + 500]),
+    ),
+    "rows with distances of their own": (
+        torch.stack([torch.arange(S - T, S), torch.arange(S - T, S) + 31]),
+        torch.stack([torch.arange(S), torch.arange(S) + 21]),
+    ),
+    "one query": (
+        torch.tensor([[S - 1], [S + 30], [-1]]),
+        torch.stack([torch.arange(S), torch.arange(S) + 31, torch.full((S,), -1)]),
+    ),
+    "padded rows": (
+        torch.stack([torch.arange(T), torch.arange(T) - 30, torch.arange(T) - T]).clamp(min=-1),
+        torch.stack([torch.arange(T), torch.arange(T) - 30, torch.arange(T) - T]).clamp(min=-1),
+    ),
+}
+
+
+def both(place: str, built: Scheme, window: int | None, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Output and gradients to q, k, v and parameters, ours and the oracle's, from numbers that float32 holds."""
+    torch.manual_seed(1)
+    q_positions, k_positions = (torch.atleast_2d(positions) for positions in PLACES[place])
+    batch, t, s = max(2, len(q_positions)), q_positions.shape[1], k_positions.shape[1]
+    q, k, v, upstream = (torch.randn(batch, 4, count, 8).to(dtype).requires_grad_() for count in (t, s, s, t))
+    sought = [q, k, v, *built.parameters()]
+    ours = fieldlens.attention(q, k, v, built, window, *PLACES[place])
+    theirs = oracle.attention(q, k, v, built, window, q_positions.expand(batch, -1), k_positions.expand(batch, -1))
+    first, second = (_with_gradients(out, sought, upstream.detach()) for out in (ours, theirs))
+    return first, second
+
+
+def _with_gradients(out: Tensor, sought: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    """Learned embeddings have none in attention."""
+    return [out.detach(), *torch.autograd.grad(out, sought, upstream, materialize_grads=True)]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("window", [None, 1, 7, 150])
+def test_attention_is_the_oracle(every_spec: str, window: int | None, place: str) -> None:
+    built = scheme(every_spec, 4, 8).double()
+    ours, theirs = both(place, built, window, torch.float64)
+    for mine, their in zip(ours, theirs, strict=True):
+        assert (mine - their).abs().max() <= 1e-12 * max(1.0, float(their.abs().max()))
+
+
+@pytest.mark.parametrize("place", ["square", "padded rows"])
+@WINDOWS
+def test_float32_error_is_no_worse_than_the_oracles(every_spec: str, window: int | None, place: str) -> None:
+    single, double = in_both_types(every_spec)
+    ours, plain = both(place, single, window, torch.float32)
+    _, exact = both(place, double, window, torch.float64)
+    sizes = [float(truth.abs().max()) for truth in exact]
+    for index, (mine, theirs, truth) in enumerate(zip(ours, plain, exact, strict=True)):
+        # some gradients are exactly 0; those of parameters, after the output, q, k and v, are sums of many
+        learned = index >= 4
+        allowed = 4e-6 * max(sizes[0], *sizes[4:]) if learned else 1e-6 * max(sizes[0], sizes[index])
+        assert (mine - truth).abs().max() <= 2 * (theirs - truth).abs().max() + allowed
+
+
+def in_both_types(spec: str) -> tuple[Scheme, Scheme]:
+    """One scheme in float32, and the same numbers in float64."""
+    single, double = scheme(spec, 4, 8), scheme(spec, 4, 8).double()
+    double.load_state_dict(single.state_dict())
+    return single, double
+
+
+@WINDOWS
+def test_attention_is_exact_at_16384_tokens(every_spec: str, window: int | None) -> None:
+    """The last 48 queries of a long text, float32 against the float64 oracle."""
+    single, double = in_both_types(every_spec)
+    far = torch.arange(16384)
+    q, k, v = torch.randn(1, 4, 48, 8), torch.randn(1, 4, 16384, 8), torch.randn(1, 4, 16384, 8)
+    at = (far[None, -48:], far[None])
+    with torch.no_grad():
+        truth = oracle.attention(q.double(), k.double(), v.double(), double, window, *at)
+        plain = oracle.attention(q, k, v, single, window, *at)
+        ours = fieldlens.attention(q, k, v, single, window)
+    assert (ours - truth).abs().max() <= 2 * (plain - truth).abs().max() + 1e-6 * truth.abs().max()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_strides_do_not_matter(every_spec: str, window: int | None) -> None:
+    """The private kernel takes a last axis of stride 1 for granted."""
+    built = scheme(every_spec, 4, 8)
+    plain = [torch.randn(2, 4, 20, 8) for _ in range(3)]
+    strided = [x.transpose(2, 3).contiguous().transpose(2, 3).requires_grad_() for x in plain]
+    plain = [x.requires_grad_() for x in plain]
+    first, second = fieldlens.attention(*plain, built, window), fieldlens.attention(*strided, built, window)
+    assert (first - second).abs().max() < 1e-6
+    for one, other in zip(
+        torch.autograd.grad(first.sum(), plain), torch.autograd.grad(second.sum(), strided), strict=True
+    ):
+        assert (one - other).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_gradcheck(every_spec: str, window: int | None) -> None:
+    built = scheme(every_spec, 2, 4).double()
+    q, k, v = (torch.randn(2, 2, 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    parameters = tuple(built.parameters())
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, *_: fieldlens.attention(q, k, v, built, window), (q, k, v, *parameters)
+    )
+
+
+@WINDOWS
+@pytest.mark.parametrize("place", ["square", "padded rows", "queries before all keys"])
+def test_private_kernel_and_public_operators_agree(
+    every_spec: str, window: int | None, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = scheme(every_spec, 4, 8).double()
+    assert cpu_flash.available()
+    fast, _ = both(place, built, window, torch.float64)
+    monkeypatch.setattr(cpu_flash, "available", lambda: False)
+    public, _ = both(place, built, window, torch.float64)
+    for mine, other in zip(fast, public, strict=True):
+        assert (mine - other).abs().max() <= 1e-12 * max(1.0, float(other.abs().max()))

@@ -1,0 +1,139 @@
+"""A new scheme is one new file: registry, listing, model and contracts know it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = '''
+"""Cliff: a step down at a learned depth."""
+
+import torch
+from torch import Tensor, nn
+
+from fieldlens.schemes import Scheme, exact
+
+
+class Cliff(Scheme):
+    """bias_h(Δ) = -depth_h for Δ ≥ edge, else 0."""
+
+    name = "cliff"
+    label = "Cliff"
+    source = "this test"
+
+    def __init__(self, heads: int, head_width: int, *, edge: int = 3, steep: bool = True, mood: str = "calm") -> None:
+        super().__init__(heads, head_width)
+        self.edge = edge
+        self.depth_H = nn.Parameter(torch.ones(heads))
+
+    def bias(self, distances_N: Tensor) -> Tensor:
+        return -exact(self.depth_H)[:, None] * (distances_N >= self.edge)
+'''
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "cliff.py").write_text(PLUGIN)
+    return {**os.environ, "FIELDLENS_PLUGINS": str(tmp_path / "cliff.py")}
+
+
+def python(environment: dict[str, str], *words: str) -> str:
+    child = subprocess.run(
+        [sys.executable, *words], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+    return child.stdout
+
+
+def test_listing_and_model_know_it(environment: dict[str, str]) -> None:
+    rows = json.loads(
+        python(environment, "-m", "fieldlens", "schemes", "cliff:steep=false,edge=5,mood=wild", "--json")
+    )["schemes"]
+    assert rows[0]["spec"] == "cliff:edge=5,mood=wild,steep=false"
+    assert rows[0]["learned_parameters"] == 12
+    assert "cliff" in python(environment, "-m", "fieldlens", "schemes")
+    program = (
+        "import torch, fieldlens\n"
+        "shape = dict(layers=1, width=8, heads=2, vocab_size=9)\n"
+        "model = fieldlens.Decoder(fieldlens.Config(scheme='cliff:edge=2', **shape))\n"
+        "print(tuple(model(torch.zeros(1, 4, dtype=torch.long)).shape))"
+    )
+    assert python(environment, "-c", program).strip() == "(1, 4, 9)"
+
+
+def test_contracts_run_over_the_example() -> None:
+    """The command of docs/own-scheme.md."""
+    walk = (ROOT / "docs" / "own-scheme.md").read_text()
+    (command,) = [line for line in walk.splitlines() if line.startswith("python -m pytest")]
+    environment = {**os.environ, "FIELDLENS_PLUGINS": "examples/cliff.py"}
+    assert " passed" in python(environment, *command.split()[1:], "-p", "no:cacheprovider", "-p", "no:xdist")
+
+
+def test_a_module_can_be_named_too(environment: dict[str, str], tmp_path: Path) -> None:
+    environment = {**environment, "FIELDLENS_PLUGINS": "cliff", "PYTHONPATH": str(tmp_path)}
+    assert "cliff" in python(environment, "-m", "fieldlens", "schemes")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [("nowhere.py", "names nowhere.py, which is not a file"), ("no_such_module", "which cannot be imported")],
+)
+def test_a_plugin_that_is_not_there(plugin: str, message: str) -> None:
+    child = subprocess.run(
+        [sys.executable, "-m", "fieldlens", "schemes"],
+        env={**os.environ, "FIELDLENS_PLUGINS": plugin},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 2
+    assert message in child.stderr
+    assert child.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("class Cliff(Scheme):", "class Cliff(Scheme)", "SyntaxError: "),
+        ("edge: int = 3", "edge=3", "option 'edge' of scheme 'cliff' is declared without a type or a default"),
+        ("edge: int = 3", "edge: int", "option 'edge' of scheme 'cliff' is declared without a type or a default"),
+        ("[:, None] * (", "* (", "the bias of scheme 'cliff' has the shape (12,): one row for each of 12 heads"),
+    ],
+)
+def test_slips_in_a_plugin_are_one_line(old: str, new: str, message: str, environment: dict[str, str]) -> None:
+    file = Path(environment["FIELDLENS_PLUGINS"])
+    file.write_text(PLUGIN.replace(old, new).replace("(distances_N >= self.edge)", "(distances_N[:1] >= self.edge)"))
+    child = subprocess.run(
+        [sys.executable, "-m", "fieldlens", "schemes", "cliff", "--plot", str(file.with_suffix(".png"))],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert child.returncode == 2, child.stderr
+    assert message in child.stderr
+    assert child.stderr.count("\n") == 1
+
+
+def test_a_plugin_can_be_pickled(environment: dict[str, str]) -> None:
+    program = (
+        "import pickle, fieldlens\n"
+        "shape = dict(layers=1, width=8, heads=2, vocab_size=9)\n"
+        "model = fieldlens.Decoder(fieldlens.Config(scheme='cliff', **shape))\n"
+        "print(pickle.loads(pickle.dumps(model)).scheme.spec)"
+    )
+    assert python(environment, "-c", program).strip() == "cliff"
+
+
+def test_two_schemes_of_one_name(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text(PLUGIN.replace('"cliff"', '"alibi"'))
+    child = subprocess.run(
+        [sys.executable, "-m", "fieldlens", "schemes"],
+        env={**os.environ, "FIELDLENS_PLUGINS": str(tmp_path / "other.py")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 2
+    assert "scheme 'alibi' is declared twice" in child.stderr

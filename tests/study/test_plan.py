@@ -1,0 +1,146 @@
+"""Study files: what they expand to, and what is refused."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import studying
+
+from fieldlens.cli import main
+from fieldlens.core.errors import BadInput
+from fieldlens.evaluation import protocols
+from fieldlens.study.plan import job_from, read_study
+
+
+def test_a_study_is_all_combinations(tmp_path: Path) -> None:
+    found, _ = studying.opened(studying.write_study(tmp_path, ["alibi", "none:window=4"], seeds=[1, 2, 3]))
+    assert [(job.recipe.scheme, job.recipe.seed) for job in found.jobs] == [
+        (scheme, seed) for seed in (1, 2, 3) for scheme in ("alibi", "none:window=4")
+    ]
+    assert {job.recipe.steps for job in found.jobs} == {20}
+    assert len({job.name for job in found.jobs}) == 6
+
+
+def test_a_model_may_have_its_own_fields_corpora_and_seeds(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        'preset = "smoke"\ncorpora = ["a", "b"]\nseeds = [1, 2]\n'
+        'models = ["alibi", { scheme = "rotary", length = 16, corpora = ["b"], seeds = [2] }]\n'
+        '[[evaluate]]\nlengths = [8]\n[[evaluate]]\nlengths = [9]\nmodels = ["rotary"]\n'
+        '[measure]\nlength = 40\nmodels = ["alibi"]\n'
+    )
+    found = read_study(str(file))
+    (rotary,) = [job for job in found.jobs if job.recipe.scheme == "rotary"]
+    assert (rotary.recipe.length, rotary.recipe.corpus, rotary.recipe.seed) == (16, "b", 2)
+    assert [asked["lengths"] for asked in rotary.evaluations] == [[8], [9]]
+    assert rotary.measurement is None
+    assert len(found.jobs) == 5
+    assert len(found.only(["alibi-*-1-*"]).jobs) == 2
+    with pytest.raises(BadInput, match="no run of study 'own' is named like sandwich"):
+        found.only(["sandwich*"])
+
+
+def test_addresses_keep_training_apart_from_protocols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (job,) = studying.opened(studying.write_study(tmp_path, ["alibi"]))[0].jobs
+    before = job.config_hashes
+    same = job_from(json.loads(json.dumps(job.to_json())))
+    assert same.config_hashes == before
+    monkeypatch.setattr(protocols.LastToken, "version", 2)
+    after = job_from(job.to_json()).config_hashes
+    assert after["training"] == before["training"]
+    assert after["evaluations"] != before["evaluations"]
+    assert after["measurement"] == before["measurement"]
+    other = dataclasses.replace(job, recipe=dataclasses.replace(job.recipe, seed=2))
+    assert not {*other.config_hashes["evaluations"], other.training_hash} & {
+        *before["evaluations"],
+        before["training"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('models = ["alibi"]\nspeed = 1', "unknown key 'speed'"),
+        ('models = ["alibbi"]', "did you mean 'alibi'"),
+        ('models = ["alibi:slope=1"]', "did you mean 'slopes'"),
+        ("models = []", "models is []"),
+        ("title = 'x'", "models is None"),
+        ('models = ["alibi"]\npreset = "pockt"', "did you mean 'pocket'"),
+        ('models = ["alibi"]\nseeds = []', "seeds is []"),
+        ('models = ["alibi"]\nseeds = ["one"]', "seeds are ['one']"),
+        ('models = ["alibi"]\n[recipe]\nstepps = 3', "did you mean 'steps'"),
+        ('models = ["alibi"]\n[recipe]\nsteps = 0', "steps is 0"),
+        ('models = ["alibi"]\n[recipe]\nsteps = "many"', "steps is 'many': a whole number is needed"),
+        ('models = ["alibi"]\n[recipe]\nheads = 3', "3"),
+        ('models = [{ scheme = "rotary", width = 12, heads = 4 }]', "rotary"),
+        ('models = ["alibi"]\ncorpora = ["../elsewhere"]', "a corpus is '../elsewhere'"),
+        ('models = ["alibi"]\n[evaluate]\nlenghts = [1]', "did you mean 'lengths'"),
+        ('models = ["alibi"]\n[evaluate]\nsegments = 3', "lengths are None"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [0]', "lengths are 0"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nprotocol = "last"', "unknown protocol 'last'"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nmodels = ["rotary"]', "unknown model 'rotary'"),
+        ('models = ["alibi"]\n[measure]\nlength = 1', "length is 1"),
+        ('models = ["alibi"]\nmeasure = 3', "measure is 3"),
+        ('models = ["alibi"]\n[data]\nlatex = "0"', "unknown corpus 'latex'"),
+        ('models = [{ scheme = "alibi", seeds = [7] }]', "names 7"),
+        ('models = ["alibi"]\n[[measure]]\n[[measure]]', "measured 2 times"),
+        ("models = [", "is not TOML"),
+        ('models = ["alibi"]\ncorpora = 3', "corpora is 3: a list is needed"),
+        ('models = ["alibi"]\ncorpora = "words"', "corpora is 'words': a list is needed"),
+        ('models = ["alibi"]\ncorpora = []', "corpora is []"),
+        ('models = ["alibi"]\npreset = ["a"]', "preset is ['a']: a text is needed"),
+        ('models = [{ scheme = "alibi", seeds = [] }]', "there is no run in it"),
+        ('models = ["alibi"]\n[recipe]\nbeta1 = nan', "beta1 is nan"),
+        ('models = ["alibi"]\n[recipe]\ntokenizer = "nowhere"', "tokenizer 'nowhere' is no folder"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nmodels = 3', "models is 3: a list is needed"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nsegments = 2.5', "segments is 2.5: a whole number is needed"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nsegments = 0', "segments is 0"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nwindow = 0', "window is 0"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nsplit = "tset"', "did you mean 'test'"),
+        ('models = ["alibi"]\n[evaluate]\nlengths = [8]\nprotocol = 3', "protocol is 3: a text is needed"),
+        ('models = ["alibi"]\n[measure]\ntarget = "bogus"', "unknown target 'bogus'"),
+        ('models = ["alibi"]\n[measure]\naverage = "bogus"', "unknown average 'bogus'"),
+        ('models = ["alibi"]\n[measure]\nlength = 10.5', "length is 10.5: a whole number is needed"),
+        ('models = ["alibi"]\n[measure]\nwindow = 0', "window is 0"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        main(["study", str(file), "--out", str(tmp_path / "out"), "--runs", str(tmp_path / "runs")])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.toml"]
+
+
+@pytest.mark.parametrize("name", ["deno", "nowhere.toml"])
+def test_no_such_study(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["study", name, "--dry-run"])
+    assert stop.value.code == 2
+    assert "demo" in capsys.readouterr().err
+
+
+def test_an_absent_corpus_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    file = studying.write_study(tmp_path, ["alibi"])
+    shutil.rmtree(tmp_path / "words")
+    done = studying.study(file)
+    assert done.returncode == 2
+    assert "corpus 'words' is not built in" in done.stderr
+    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["demo", "paper"])
+def test_built_in_studies_are_whole(name: str) -> None:
+    found = read_study(name)
+    assert len(found.jobs) == len({job.name for job in found.jobs}) > 4
+    for job in found.jobs:
+        assert job.evaluations
+        assert job.measurement
