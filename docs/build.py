@@ -32,6 +32,7 @@ PAGES = [
     "paper.md",
     "results.md",
     "claims.md",
+    "pilot.md",
     "commands.md",
     "api.md",
     "performance.md",
@@ -83,6 +84,7 @@ def stage(folder: Path) -> list[str]:
         "performance": performance(),
         "results": results(docs),
         "files": files(),
+        "pilot": pilot(),
     }
     for name, text in generated.items():
         (docs / f"{name}.md").write_text(text)
@@ -150,7 +152,8 @@ def _signature(name: str, value: Any) -> str:
         if one.kind is one.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
             parts.append("*")
         if one.name != "self":
-            parts.append(re.sub(r"<function .*>", "…", MODULES.sub("", str(one))))
+            text = re.sub(r"<function .*>", "…", MODULES.sub("", str(one)))
+            parts.append(re.sub(r" = (\w+)\(.+\)$", r" = \1()", text))  # a dataclass with its defaults
     result = MODULES.sub("", str(found).rpartition(") -> ")[2]) if " -> " in str(found) else ""
     end = f") -> {result}" if result and not inspect.isclass(value) else ")"
     whole = f"{name}({', '.join(parts)}{end}"
@@ -159,6 +162,25 @@ def _signature(name: str, value: Any) -> str:
 
 def _doc(value: Any) -> str:
     return (inspect.getdoc(value) or "").replace("<", "&lt;") + "\n"
+
+
+def pilot() -> str:
+    """The pilot of the second edition: which recipe uses its context."""
+    from fieldlens.paper.pilot import gate_table
+    from fieldlens.study.results import read_results
+
+    study, finished = read_results(ROOT / "results" / "pilot")
+    return "\n".join(
+        [
+            "# The pilot\n",
+            "The first edition of the reproduction could not test the paper: none of its models used context between",
+            "64 and 128 tokens, so no scheme could show what the paper claims. The pilot looks for a recipe whose",
+            "models do. It is judged on the validation split; the test split is kept for the registered study.\n",
+            "```sh\nfieldlens study pilot --corpora FOLDER\n```\n",
+            f"{len(finished)} of {len(study['jobs'])} runs are done.\n",
+            gate_table(finished).markdown(),
+        ]
+    )
 
 
 def files() -> str:

@@ -1,4 +1,4 @@
-"""Cliff: a positional scheme of your own, in one file. Keys beyond an edge are pushed down by a learned depth.
+"""Cliff: your own positional scheme in one file. The scores of keys beyond an edge are lowered by a learned depth.
 
 Run: FIELDLENS_PLUGINS=examples/cliff.py fieldlens schemes cliff:edge=32 --plot cliff.png
 """

@@ -21,4 +21,4 @@ field = fieldlens.receptive_field(model, ids)
 
 print(f"99% of the gradient lies in the last {field.erf(0.99)} tokens, half of it in the last {field.erf(0.5)}")
 print(f"three windows of 16 reach {3 * 15 + 1} tokens: beyond them lies {float(field.share[:-46].sum()):.0%}")
-field.plot().savefig("receptive_field.png")
+field.plot().figure.savefig("receptive_field.png")

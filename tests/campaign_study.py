@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import cyclopts
-import studying
+import small_studies
 from test_ray import ALONE, can_be_alone
 
 MODELS = ["alibi", "sandwich", "none:window=4", "rotary", "kerple", "hang"]
@@ -34,8 +34,8 @@ def pids(folder: Path) -> dict[str, int]:
 
 def start(file: Path, *more: str, out: str, runs: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        studying.command(file, "--workers", "2", "--time-limit", "30", *more, out=out, runs=runs),
-        env={**os.environ, **studying.settings(file.parent)},
+        small_studies.command(file, "--workers", "2", "--time-limit", "30", *more, out=out, runs=runs),
+        env={**os.environ, **small_studies.settings(file.parent)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -66,14 +66,14 @@ def disturbed(file: Path, kills: int) -> tuple[int, int]:
 def compare(folder: Path, a: str, b: str, poison: str = "poison") -> int:
     """How many files of two results folders differ, the failed job's left out."""
     ours, theirs = (
-        {name: content for name, content in studying.contents(folder / one).items() if not name.startswith(poison)}
+        {name: content for name, content in small_studies.contents(folder / one).items() if not name.startswith(poison)}
         for one in (a, b)
     )
     return sum(ours.get(name) != theirs.get(name) for name in ours.keys() | theirs.keys())
 
 
 def states(file: Path, out: str, runs: str) -> dict[str, int]:
-    rows = json.loads(studying.study(file, "--status", "--json", out=out, runs=runs).stdout)["jobs"]
+    rows = json.loads(small_studies.study(file, "--status", "--json", out=out, runs=runs).stdout)["jobs"]
     found = [row["state"] for row in rows]
     return {state: found.count(state) for state in sorted(set(found))}
 
@@ -98,8 +98,8 @@ sys.exit(code)
 
 def node_killed(file: Path) -> int:
     """The study on a cluster of two nodes, of which one is killed in the middle; its exit code."""
-    command = studying.command(file, "--executor", "ray", out="ray", runs="ray-runs")
-    environment = {**os.environ, **studying.settings(file.parent)}
+    command = small_studies.command(file, "--executor", "ray", out="ray", runs="ray-runs")
+    environment = {**os.environ, **small_studies.settings(file.parent)}
     runs = str(file.parent / "ray-runs")
     return subprocess.run(
         [*ALONE, sys.executable, "-c", CLUSTER, runs, *command], env=environment, capture_output=True, check=False
@@ -117,27 +117,27 @@ def main(kills: int = 4) -> None:
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        file = studying.write_study(folder, [*MODELS[:-1]], seeds=[1, 2], steps=STEPS)
+        file = small_studies.write_study(folder, [*MODELS[:-1]], seeds=[1, 2], steps=STEPS)
         begin = time.monotonic()
-        assert studying.study(file, "--workers", "1", out="one", runs="one-runs").returncode == 0
+        assert small_studies.study(file, "--workers", "1", out="one", runs="one-runs").returncode == 0
         middle = time.monotonic()
         (folder / "hung").touch()  # nothing hangs in the study that nobody disturbs
-        assert studying.study(file, "--workers", "2").returncode == 0
+        assert small_studies.study(file, "--workers", "2").returncode == 0
         two = time.monotonic() - middle
         print(
             f"two workers against one: {two:.0f} s / {middle - begin:.0f} s = {two / (middle - begin):.2f}", flush=True
         )
         wrong += compare(folder, "one", "results")
 
-        studying.write_study(folder, [*MODELS, "poison"], seeds=[1, 2], steps=STEPS)
+        small_studies.write_study(folder, [*MODELS, "poison"], seeds=[1, 2], steps=STEPS)
         text = file.read_text().replace('"hang"', '{ scheme = "hang", seeds = [1] }')
         file.write_text(text.replace('"poison"', '{ scheme = "poison", seeds = [1] }'))
-        studying.study(file, "--workers", "2")  # the jobs that were added
+        small_studies.study(file, "--workers", "2")  # the jobs that were added
         (folder / "hung").unlink()
         killed, code = disturbed(file, kills)
         found = states(file, "disturbed", "disturbed-runs")
         differing = compare(folder, "results", "disturbed")
-        once = studying.steps_once(file, "disturbed-runs")
+        once = small_studies.steps_once(file, "disturbed-runs")
         hung = (folder / "hung").exists()
         print(
             f"12 runs, {killed} workers killed, the controller once, one job hangs ({hung}), one is poisoned: {found}, "
@@ -147,11 +147,11 @@ def main(kills: int = 4) -> None:
         wrong += differing + (found != {"done": 11, "failed": 1}) + (not once) + (not hung) + (killed != kills)
 
         if can_be_alone():
-            studying.write_study(folder, MODELS[:-1], seeds=[1], steps=STEPS)
+            small_studies.write_study(folder, MODELS[:-1], seeds=[1], steps=STEPS)
             code = node_killed(file)
             found = states(file, "ray", "ray-runs")
             names = {path.name for path in (folder / "ray").iterdir() if path.is_dir()}
-            ours, theirs = (studying.contents(folder / one) for one in ("ray", "results"))
+            ours, theirs = (small_studies.contents(folder / one) for one in ("ray", "results"))
             differing = sum(ours[key] != theirs.get(key) for key in ours if key.split("/")[0] in names)
             print(f"Ray, two nodes, one killed: {found}, exit {code}, files that differ: {differing}", flush=True)
             wrong += code + differing + (found != {"done": 5})

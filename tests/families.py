@@ -1,4 +1,4 @@
-"""Small models of transformers, built from configuration: one of each family that the tests ask."""
+"""Small transformers models with random weights, one of each family that the tests use."""
 
 from typing import Any
 
@@ -52,11 +52,11 @@ RARE: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {**_GROUPED, "head_dim": 8, "attention_window_size": 6, "lru_width": 32},
     "rwkv": {"hidden_size": 32, "num_hidden_layers": 3, "attention_hidden_size": 32, "context_length": 64},
 }  # fmt: skip
-"""Those that only tests of what is special about them ask."""
+"""Families with special features, used only by the tests of those features."""
 
 
 def build(family: str, **changes: Any) -> Any:
-    """A model with random weights, large enough that every token matters, in evaluation mode."""
+    """A model in evaluation mode with random weights, large enough that every token affects the output."""
     torch.manual_seed(0)
     settings = {"vocab_size": VOCABULARY, "initializer_range": 0.2, **(FAMILIES | RARE)[family], **changes}
     config = AutoConfig.for_model(family, **settings)

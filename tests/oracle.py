@@ -1,4 +1,4 @@
-"""Plain, obviously correct versions of what fieldlens computes cleverly."""
+"""Simple reference implementations of what fieldlens computes efficiently."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def attention(
     q_positions: Tensor,
     k_positions: Tensor,
 ) -> Tensor:
-    """The whole T × S matrix, row by row as the definition reads. Positions are (B, T) and (B, S)."""
+    """Attention from the full T × S matrix. Positions are (B, T) and (B, S)."""
     batch, heads, t, width = q.shape
     s = k.shape[2]
     q, k = rotate(q, scheme, q_positions), rotate(k, scheme, k_positions)
@@ -34,26 +34,26 @@ def attention(
             scores = scores + bias.to(scores.dtype).view(heads, t, s)
         scores = scores.masked_fill(~allowed, -torch.inf)
         scores = scores.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-        shares = torch.softmax(scores, -1) * allowed.any(-1, keepdim=True)
-        out.append(shares @ v[b])
+        weights = torch.softmax(scores, -1) * allowed.any(-1, keepdim=True)
+        out.append(weights @ v[b])
     return torch.stack(out)
 
 
 def rotate(x: Tensor, scheme: Scheme, positions: Tensor) -> Tensor:
-    """Turn pairs as complex numbers: (x_j + i·x_{j+K/2})·e^{iθ}."""
+    """Rotate pairs as complex numbers: (x_j + i·x_{j+K/2})·e^{iθ}."""
     angles = scheme.angles(positions)
     if angles is None:
         return x
     half = x.shape[-1] // 2
     wide = torch.promote_types(x.dtype, torch.float32)
-    turned = torch.complex(x[..., :half].to(wide), x[..., half:].to(wide)) * torch.polar(
+    rotated = torch.complex(x[..., :half].to(wide), x[..., half:].to(wide)) * torch.polar(
         torch.ones_like(angles), angles
     ).to(torch.complex128 if wide == torch.float64 else torch.complex64).unsqueeze(1)
-    return torch.cat([turned.real, turned.imag], -1).to(x.dtype)
+    return torch.cat([rotated.real, rotated.imag], -1).to(x.dtype)
 
 
 def bias(name: str, heads: int, distances: np.ndarray, **parameters: Any) -> np.ndarray:
-    """Biases by distance in float64, derived from each paper rather than from our code: (H, N)."""
+    """Biases by distance in float64, derived from the papers, not from our code: (H, N)."""
     return np.stack(
         [_bias_of_head(name, n, heads, distances.astype(np.float64), parameters) for n in range(1, heads + 1)]
     )

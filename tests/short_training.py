@@ -1,4 +1,4 @@
-"""What the training tests and the campaign share: a small corpus, runs as real processes, hashes of their ends."""
+"""Helpers of the training tests and the campaign: a small corpus, runs as processes, hashes of their final state."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fieldlens.storage.atomic import Damaged, read_folder
 from fieldlens.storage.checkpoints import checkpoints_in
+from fieldlens.storage.folders import Damaged, read_folder
 from fieldlens.training.loop import train as train_here
 from fieldlens.training.recipe import recipe
 
@@ -23,17 +23,17 @@ SMOKE = ["--preset", "smoke", "--scheme", "kerple", "--steps", "12", "--threads"
 
 def write_corpus(folder: Path, documents: int = 40) -> Path:
     """Documents of random words, enough for a smoke run."""
-    chance = random.Random(0)
+    generator = random.Random(0)
     folder.mkdir(parents=True)
-    words = [bytes(chance.choices(b"abcdefgh", k=chance.randint(2, 6))).decode() for _ in range(60)]
+    words = [bytes(generator.choices(b"abcdefgh", k=generator.randint(2, 6))).decode() for _ in range(60)]
     for number in range(documents):
-        text = " ".join(chance.choices(words, k=400))
+        text = " ".join(generator.choices(words, k=400))
         (folder / f"{number:03d}.txt").write_text(text)
     return folder
 
 
 def short_runs(folder: Path, specs: Sequence[str], documents: int = 60, steps: int = 4) -> Path:
-    """Runs of a few steps, named by their schemes, with a corpus and a cache of their own; returns the folder."""
+    """Train runs of a few steps, named by their schemes, with their own corpus and cache; return the folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FIELDLENS_CACHE", str(folder / "cache"))
         corpus = write_corpus(folder / "corpus", documents)
@@ -43,7 +43,7 @@ def short_runs(folder: Path, specs: Sequence[str], documents: int = 60, steps: i
 
 
 def command(corpus: Path, out: Path, *more: str, processes: int = 1) -> list[str]:
-    """The command line of a smoke run, with a checkpoint every three steps unless said otherwise."""
+    """The command line of a smoke run, by default with a checkpoint every three steps."""
     if "--save-every" not in more:
         more = ("--save-every", "3", *more)
     start = [sys.executable, "-m"]
@@ -57,7 +57,7 @@ def environment(cache: Path, **more: str) -> dict[str, str]:
 
 
 def train(corpus: Path, out: Path, *more: str, processes: int = 1, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run to the end, whatever end that is."""
+    """Run the train command and wait for it."""
     return subprocess.run(
         command(corpus, out, *more, processes=processes),
         env=environment(corpus.parent / "cache", **settings),
@@ -68,7 +68,7 @@ def train(corpus: Path, out: Path, *more: str, processes: int = 1, **settings: s
 
 
 def start(corpus: Path, out: Path, *more: str, processes: int = 1, **settings: str) -> subprocess.Popen[bytes]:
-    """Start a run in a process group of its own, so that all of it can be killed."""
+    """Start a run in its own process group, so that all of it can be killed."""
     return subprocess.Popen(
         command(corpus, out, *more, processes=processes),
         env=environment(corpus.parent / "cache", **settings),
@@ -79,16 +79,16 @@ def start(corpus: Path, out: Path, *more: str, processes: int = 1, **settings: s
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a run that was started, and wait for its end; torchrun's workers are in sessions of their own."""
-    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
-    for leader in (process.pid, *map(int, found.stdout.split())):
+    """Kill a run and wait for it; the workers of torchrun are in their own sessions."""
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    for leader in (process.pid, *map(int, children.stdout.split())):
         with suppress(ProcessLookupError):
             os.killpg(leader, signal.SIGKILL)
     process.wait()
 
 
 def ending(out: Path) -> dict[str, str]:
-    """Hashes of the last checkpoint's weights, optimiser, random state and place in the data, and of the model."""
+    """Hashes of the files of the last checkpoint and of the model."""
     files = read_folder(checkpoints_in(out / "checkpoints")[-1]) | {
         f"model/{name}": data for name, data in read_folder(out / "model").items()
     }
@@ -100,7 +100,7 @@ def logged(out: Path) -> list[dict[str, float]]:
 
 
 def flip_passes(path: Path, bit: int) -> bool:
-    """Flip one bit of a file of a checkpoint, read the checkpoint, and mend it: whether nobody noticed."""
+    """Flip one bit of a file of a checkpoint, read it and restore the file: whether the flip was accepted."""
     data = path.read_bytes()
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints, what it draws, how it refuses."""
+"""The command line: what it prints, what it plots, and its error messages."""
 
 import json
 import subprocess
@@ -57,13 +57,13 @@ def test_listing_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=lambda words: words[-1],
 )
-def test_pictures_are_drawn(
+def test_plots_are_written(
     words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "schemes", *words)
     assert (code, err) == (0, "")
-    assert f"drawn: {words[-1]}" in out
+    assert f"plot: {words[-1]}" in out
     assert (tmp_path / words[-1]).stat().st_size > 3000
 
 
@@ -77,13 +77,13 @@ def test_fit_prints_our_constants_beside_the_papers(capsys: pytest.CaptureFixtur
     assert "-0.8250·log(1 + Δ) - 0.8000" in out
 
 
-def test_a_fit_passes_over_what_is_not_finite() -> None:
-    one, distances = scheme("alibi", 8, 64), torch.arange(100)
+def test_a_fit_skips_infinite_biases() -> None:
+    instance, distances = scheme("alibi", 8, 64), torch.arange(100)
     bias_HN = (2 - 3 * torch.log1p(distances.double())).masked_fill(distances >= 64, -torch.inf).expand(8, -1)
-    (fit,) = _fits([(one, bias_HN)], 8)
+    (fit,) = _fits([(instance, bias_HN)], 8)
     assert (fit["slope"], fit["constant"]) == (pytest.approx(-3), pytest.approx(2))
-    with pytest.raises(BadInput, match="a curve needs at least 2"):
-        _fits([(one, bias_HN[:, 63:])], 8)
+    with pytest.raises(BadInput, match="a fit needs at least 2 distances"):
+        _fits([(instance, bias_HN[:, 63:])], 8)
 
 
 @pytest.mark.parametrize(
@@ -91,21 +91,24 @@ def test_a_fit_passes_over_what_is_not_finite() -> None:
     [
         (["schemes", "sandwhich"], "unknown scheme 'sandwhich': did you mean 'sandwich'?"),
         (["schemes", "sandwich:dim=3"], "did you mean 'dims'?"),
-        (["schemes", "none:window=0"], "window is 0"),
-        (["schemes", "alibi:shift=-2000"], "beyond ±100"),
-        (["schemes", "sandwich:dims=1" + "0" * 30], "up to 1e+12"),
-        (["schemes", "sandwich:window=1", "--fit"], "sees 1 distance"),
-        (["schemes", "rotary", "--head-width", "7"], "head width is 7"),
+        (["schemes", "none:window=0"], "window must be at least 1, got 0"),
+        (["schemes", "alibi:shift=-2000"], "shift and same must be within ±100, got -2000"),
+        (["schemes", "sandwich:dims=1" + "0" * 30], "must be between -1e+12 and 1e+12"),
+        (["schemes", "sandwich:window=1", "--fit"], "'sandwich:window=1' has 1"),
+        (["schemes", "rotary", "--head-width", "7"], "head width must be even, got 7"),
         (["schemes", "rotary", "--plot", "x.png"], "'rotary' adds no bias to scores"),
         (["schemes", "sandwich", "--plot", "x.gif"], "must end in .png, .svg, .pdf"),
         (["schemes", "sandwich", "--heatmap"], "--plot FILE.png"),
-        (["schemes", "--head", "13", "--plot", "x.png"], "--head is 13, but there are 12 heads"),
-        (["schemes", "--length", "1", "--plot", "x.png"], "--length is 1"),
-        (["schemes", "--length", "999999999999", "--plot", "x.png"], "from 2 to 16,777,216 distances"),
-        (["schemes", "--heads", "0"], "heads is 0"),
-        (["schemes", "--heads", "99999999999"], "from 1 to 65536 is possible"),
+        (
+            ["schemes", "--head", "13", "--plot", "x.png"],
+            "--head must be between 1 and 12, the number of heads, got 13",
+        ),
+        (["schemes", "--length", "1", "--plot", "x.png"], "--length must be between 2 and 16,777,216, got 1"),
+        (["schemes", "--length", "999999999999", "--plot", "x.png"], "between 2 and 16,777,216, got 999999999999"),
+        (["schemes", "--heads", "0"], "heads must be between 1 and 65536, got 0"),
+        (["schemes", "--heads", "99999999999"], "heads must be between 1 and 65536, got 99999999999"),
         (["schemes", "--device", "meta"], "device 'meta' cannot be used"),
-        (["schemes", "--threads", "0"], "threads is 0"),
+        (["schemes", "--threads", "0"], "threads must be at least 1, got 0"),
         (["schemes", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["schemes", "--dtype", "int4"], "int4"),
         (["schemes", "--hed", "1"], "--hed"),
@@ -148,16 +151,16 @@ def test_bfloat16_is_probed_before_it_is_used(
     assert machine.Machine(device="cpu", dtype="bfloat16").start()[1] == torch.bfloat16
 
 
-def test_a_machine_that_dies_of_bfloat16_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_crashes_on_bfloat16_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert not machine.bfloat16_runs()
 
 
 def test_version_and_help_do_not_import_torch() -> None:
     program = "import sys, fieldlens.cli as c\ntry: c.main([sys.argv[1]])\nfinally: assert 'torch' not in sys.modules"
-    for word, wanted in (("--version", f"fieldlens {__version__}"), ("--help", "schemes")):
+    for word, expected in (("--version", f"fieldlens {__version__}"), ("--help", "schemes")):
         child = subprocess.run([sys.executable, "-c", program, word], capture_output=True, text=True, check=True)
-        assert wanted in child.stdout
+        assert expected in child.stdout
 
 
 def test_every_verb_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

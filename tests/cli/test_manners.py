@@ -1,4 +1,4 @@
-"""Command line manners: help on one screen, Ctrl-C, pipes, narrow terminals, completion, what is imported."""
+"""Command line behaviour: help on one screen, Ctrl-C, pipes, narrow terminals, completion, imports."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def test_help_fits_one_screen_and_shows_the_commonest_calls() -> None:
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["measure", "--help"]])
-def test_what_only_prints_imports_nothing_heavy(words: list[str]) -> None:
+def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
     program = (
         f"import sys, fieldlens.cli as c\ntry: c.main({words})\nfinally: print(sorted({HEAVY} & sys.modules.keys()))"
     )
@@ -66,9 +66,9 @@ def test_what_only_prints_imports_nothing_heavy(words: list[str]) -> None:
     assert child.stdout.splitlines()[-1] == "[]"
 
 
-def test_version_says_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [line.split()[0] for line in cli.versions().splitlines()]
-    assert found[:5] == ["fieldlens", "python", "torch", "transformers", "tokenizers"]
+def test_version_prints_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [line.split()[0] for line in cli.versions().splitlines()]
+    assert names[:5] == ["fieldlens", "python", "torch", "transformers", "tokenizers"]
     monkeypatch.setattr(cli, "NEEDED", ("no-such-library",))
     assert "no-such-library missing" in cli.versions()
 
@@ -114,7 +114,7 @@ def test_ctrl_c_in_the_middle_of_work_leaves_no_traceback(tmp_path: Path) -> Non
         start_new_session=True,
     ) as child:
         assert child.stderr is not None
-        assert "beside the weights" in child.stderr.readline()
+        assert "in addition to the weights" in child.stderr.readline()
         os.killpg(child.pid, signal.SIGINT)
         out, err = child.communicate()
     assert (child.returncode, out, err) == (130, "", "fieldlens: interrupted\n")
@@ -136,7 +136,7 @@ def test_a_standard_output_that_is_closed_is_no_error() -> None:
     assert "Traceback" not in child.stderr
 
 
-def test_who_no_longer_reads_progress_ends_no_work() -> None:
+def test_a_closed_standard_error_does_not_stop_work() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     program = (
@@ -150,7 +150,7 @@ def test_who_no_longer_reads_progress_ends_no_work() -> None:
     assert (child.returncode, child.stdout) == (0, "done\n")
 
 
-def test_no_control_signs_in_a_pipe_or_without_colour() -> None:
+def test_no_escape_codes_in_a_pipe_or_without_colour() -> None:
     for settings in ({}, {"NO_COLOR": "1"}):
         for words in (["schemes"], ["--help"], ["schemes", "--help"]):
             assert "\x1b" not in fieldlens(*words, **settings).stdout
@@ -174,19 +174,19 @@ def test_a_number_is_never_cut(width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [(0.012345, "0.0123"), (43.729, "43.7"), (999.4, "999"), (1025.4, "1025"), (44100.0, "44100"), (2e7, "2e+07")],
 )
-def test_a_large_number_is_written_out(value: float, said: str) -> None:
-    assert figure(value, 3) == said
+def test_a_large_number_is_written_out(value: float, expected: str) -> None:
+    assert figure(value, 3) == expected
 
 
-def test_numbers_stand_to_the_right_and_words_to_the_left() -> None:
+def test_numbers_are_right_aligned_and_words_left_aligned() -> None:
     rows = [["a", "fresh", "5.27 · 38.1", "1 of 5 seeds", "12"], ["b", "stale", "diverged", "needs no run", "–"]]
     assert Table(["n", "state", "both", "why", "count"], rows).right == [False, False, True, False, True]
 
 
-def test_help_is_folded_by_the_terminal_alone() -> None:
+def test_help_is_wrapped_only_by_the_terminal() -> None:
     text = """Say it.
 
     Example: say it
@@ -200,9 +200,19 @@ def test_help_is_folded_by_the_terminal_alone() -> None:
         What is
         said.
     """
-    said = ["Say it.", "", "Example: say it", "", "Two lines of one paragraph.", "", "Parameters", "----------", "it"]
-    assert cli.flowing(text).splitlines() == [*said, "    What is said."]
-    assert "give 1: threads that wait for each other crawl." in (Machine.__doc__ or "")
+    expected = [
+        "Say it.",
+        "",
+        "Example: say it",
+        "",
+        "Two lines of one paragraph.",
+        "",
+        "Parameters",
+        "----------",
+        "it",
+    ]
+    assert cli.flowing(text).splitlines() == [*expected, "    What is said."]
+    assert "competing threads are slow." in (Machine.__doc__ or "")
 
 
 def test_a_short_row_is_filled_up() -> None:
@@ -220,14 +230,14 @@ def test_two_numbers_in_a_cell_stay_whole(width: int) -> None:
         assert sum(number in line for line in text.splitlines()) >= 2
 
 
-def test_latex_breaks_a_long_table_and_knows_every_sign() -> None:
+def test_latex_breaks_a_long_table_and_escapes_every_symbol() -> None:
     short, long = (Table(["d̄ 32 · 8", "n"], [["a", "1"]] * rows).latex() for rows in (3, 60))
     assert (r"\begin{tabular}" in short, r"\begin{longtable}" in long) == (True, True)
     assert r"$\bar d$ 32 $\cdot$ 8" in short
     assert short.isascii()
 
 
-def test_prose_gives_way_before_the_table_does() -> None:
+def test_prose_is_wrapped_before_the_table_becomes_blocks() -> None:
     sheet = Table(["model", "evidence"], [["sandwich", "some words that do not fit on one line"]])
     assert len(shown(sheet, 30).splitlines()) == 3
     assert "model  " in shown(sheet, 30)

@@ -1,4 +1,4 @@
-"""The errors that a newcomer is likely to make: each is one line that says what to do, and its exit code."""
+"""Common mistakes of new users: each gives a one-line message with advice, and an exit code."""
 
 import errno
 import re
@@ -17,7 +17,7 @@ from fieldlens.storage import atomic
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a newcomer has on the desk."""
+    """Models, texts and a corpus of a new user."""
     folder = tmp_path_factory.mktemp("newcomer")
     save_model(folder / "mistral")
     save_model(folder / "gpt2", "gpt2")
@@ -36,37 +36,37 @@ def _here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
-    """Exit code, and the one line that was said."""
+    """Exit code and error message."""
     with pytest.raises(SystemExit) as stop:
         main(line.split())
     captured = capsys.readouterr()
     assert captured.out == ""
-    said = [words for words in captured.err.splitlines() if words.startswith("fieldlens: ")]
-    assert captured.err.splitlines()[-1:] == said
+    message = [words for words in captured.err.splitlines() if words.startswith("fieldlens: ")]
+    assert captured.err.splitlines()[-1:] == message
     assert captured.err.count(" runs done, ") <= 1
-    return int(stop.value.code or 0), said[0]
+    return int(stop.value.code or 0), message[0]
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         # a wrong path
         ("measure nowhere", "does not exist: give a run folder, a Hugging Face folder or id (owner/name), or a .gguf"),
-        ("measure notes", "notes is a file, but no .gguf: give a run folder, a Hugging Face folder"),
-        ("measure empty", "empty is no model: there is neither a config.json nor a run in it"),
-        ("measure mistral --text nowhere.txt", "nowhere.txt is no file: --text takes a text or JSONL file"),
-        ("measure mistral --text text.txt --out notes", "--out notes is a file: a folder is needed"),
+        ("measure notes", "notes is a file but not a .gguf: give a run folder, a Hugging Face folder"),
+        ("measure empty", "empty is not a model: it contains neither a config.json nor a run"),
+        ("measure mistral --text nowhere.txt", "nowhere.txt is not a file: --text takes a text or JSONL file"),
+        ("measure mistral --text text.txt --out notes", "--out must be a folder, but notes is a file"),
         ("evaluate mistral --corpus nowhere.txt", "corpus 'nowhere.txt' does not exist"),
         ("train --corpus nowhere --out runs/x", "allowed: stdlib, or the path of a file or folder"),
-        ("train --preset smoke --out notes", "--out notes is a file: a folder is needed"),
-        ("runs nowhere", "runs are made by fieldlens train --out FOLDER/NAME"),
+        ("train --preset smoke --out notes", "--out must be a folder, but notes is a file"),
+        ("runs nowhere", "create runs with fieldlens train --out FOLDER/NAME"),
         ("compare nowhere.json", "nowhere.json does not exist"),
         ("generate mistral --prompt-file nowhere.txt", "--prompt-file takes a text file"),
-        ("study nowhere.toml", "built in: demo"),
-        ("study paper --corpora nowhere", "--corpora nowhere is no folder"),
-        ("study paper", "give --corpora with a folder that has a file or folder 'latex' in it"),
-        ("paper rotary_512 --run --corpora empty", "give --corpora with a folder that has a file or folder 'latex'"),
-        ("paper rotary_512", "results/paper is not here: go to a clone of the repository, which has it, or give --re"),
+        ("study nowhere.toml", "built-in studies: demo"),
+        ("study paper --corpora nowhere", "--corpora must be a folder, got nowhere"),
+        ("study paper", "give --corpora with a folder that contains a file or folder 'latex'"),
+        ("paper rotary_512 --run --corpora empty", "give --corpora with a folder that contains a file or folder"),
+        ("paper rotary_512", "results/paper does not exist: run this in a clone of the repository, or give --re"),
         # a wrong name
         ("train --scheme sandwhich --out runs/x", "did you mean 'sandwich'? allowed: alibi"),
         ("train --scheme sandwich:dim=3 --out runs/x", "did you mean 'dims'? allowed: dims"),
@@ -74,19 +74,21 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("study dmeo", "did you mean 'demo'? allowed: demo"),
         ("measur mistral", 'Did you mean "measure"?'),
         # too long a length
-        ("measure gpt2 --text text.txt --length 500", "beyond the 64 positions that gpt2 has: at most 64"),
-        ("measure mistral --text short.txt --length 500", "has 11 tokens: give at most --length 10, or a longer text"),
+        ("measure gpt2 --text text.txt --length 500", "exceeds the 64 positions of gpt2: use at most 64"),
+        ("measure mistral --text short.txt --length 500", "has 11 tokens; use --length 10 or less, or a longer text"),
         ("evaluate mistral --corpus corpus --lengths 99999", "length 99999 is too long for this text"),
         ("train --preset smoke --corpus corpus --length 9999 --out runs/x", "are needed for length 9999"),
         # a corpus too small
-        ("measure mistral --text short.txt", "only 9 tokens lie deep enough in a document: give fewer --segments"),
-        ("train --preset smoke --corpus short.txt --out runs/x", "has 1 document, and splitting needs at least 3:"),
-        ("train --preset smoke --corpus empty --out runs/x", "is empty: a folder without files"),
+        ("measure mistral --text short.txt", "segments must be at most 9, the number of eligible tokens in this text"),
+        ("train --preset smoke --corpus short.txt --out runs/x", "has 1 document, but splitting needs at least 3:"),
+        ("train --preset smoke --corpus empty --out runs/x", "is empty: the folder contains no files"),
     ],
 )  # fmt: skip
-def test_one_line_says_what_to_do(line: str, told: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = refused(capsys, line)
-    assert told in said
+def test_errors_are_one_line_with_advice(
+    line: str, expected: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, message = refused(capsys, line)
+    assert expected in message
     assert code == 2
     assert not (home / "runs").exists()
     assert not (home / "lens").exists()
@@ -94,40 +96,40 @@ def test_one_line_says_what_to_do(line: str, told: str, home: Path, capsys: pyte
 
 def test_outside_the_repository_the_paper_says_where_its_results_are(capsys: pytest.CaptureFixture[str]) -> None:
     main(["paper"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.endswith(
-        "results/paper is not here: go to a clone of the repository, which has it, or give --results FOLDER"
+    message = " ".join(capsys.readouterr().out.split())
+    assert message.endswith(
+        "results/paper does not exist: run this in a clone of the repository, or give --results FOLDER"
     )
 
 
-def test_a_training_says_first_what_it_will_take(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_training_prints_an_estimate_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(f"train --preset smoke --corpus corpus --steps 3 --out {tmp_path / 'run'}".split())
     lines = capsys.readouterr().err.splitlines()
-    told = [line for line in lines if re.fullmatch(r"about \d+ s, [\d.]+ [MG]iB of memory", line)]
-    assert len(told) == 1
-    assert lines.index(told[0]) < next(place for place, line in enumerate(lines) if line.startswith("step 3"))
+    estimates = [line for line in lines if re.fullmatch(r"about \d+ s, [\d.]+ [MG]iB of memory", line)]
+    assert len(estimates) == 1
+    assert lines.index(estimates[0]) < next(place for place, line in enumerate(lines) if line.startswith("step 3"))
 
 
-def test_a_folder_without_runs_says_how_to_make_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_runs_explains_how_to_create_one(capsys: pytest.CaptureFixture[str]) -> None:
     main(["runs", "empty"])
-    assert capsys.readouterr().out == "no runs below empty: fieldlens train --out empty/NAME makes one\n"
+    assert capsys.readouterr().out == "no runs below empty: create one with fieldlens train --out empty/NAME\n"
 
 
-def test_the_hub_out_of_reach_is_said_at_once(
+def test_an_unreachable_hub_is_reported_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = []
+    hosts = []
 
     def nobody(host: str, *_: Any, **__: Any) -> None:
-        asked.append(host)
+        hosts.append(host)
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
     monkeypatch.setattr("fieldlens.models.hub.getproxies", dict)
-    code, said = refused(capsys, "measure some-body/no-model")
-    assert "some-body/no-model cannot be loaded" in said
+    code, message = refused(capsys, "measure some-body/no-model")
+    assert "some-body/no-model cannot be loaded" in message
     assert code == 2
-    assert len(asked) <= 2  # not a retry after the other
+    assert len(hosts) <= 2  # no repeated retries
 
 
 @pytest.mark.parametrize(
@@ -143,9 +145,9 @@ def test_a_full_disk(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(atomic, "write_file", full)
-    code, said = refused(capsys, line)
-    assert "the disk is full at " in said
-    assert "free some space or write elsewhere, then again (train: --resume)" in said
+    code, message = refused(capsys, line)
+    assert "the disk is full at " in message
+    assert "free some space or write elsewhere, then re-run the command (train: with --resume)" in message
     assert code == 4
 
 
@@ -163,6 +165,6 @@ def test_a_missing_extra_is_named(
 ) -> None:
     (home / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.setitem(sys.modules, module, None)
-    code, said = refused(capsys, line)
-    assert f"pip install 'fieldlens[{extra}]'" in said
+    code, message = refused(capsys, line)
+    assert f"pip install 'fieldlens[{extra}]'" in message
     assert code == 2

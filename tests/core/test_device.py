@@ -1,4 +1,4 @@
-"""What a process does before it computes."""
+"""Process setup before a computation."""
 
 import platform
 import subprocess
@@ -15,17 +15,17 @@ if sys.argv[1] == "started":
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
 before = resident()
-held = [torch.ones(4 << 20) for _ in range(16)]  # 256 MiB, as what is kept for backward
+held = [torch.ones(4 << 20) for _ in range(16)]  # 256 MiB, like tensors saved for backward
 del held
 print(resident() - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc")
 def test_freed_memory_is_kept_for_the_next_step() -> None:
     kept = {}
-    for what in ("started", "not started"):
-        child = subprocess.run([sys.executable, "-c", KEPT, what], capture_output=True, text=True, check=True)
-        kept[what] = int(child.stdout)
+    for state in ("started", "not started"):
+        child = subprocess.run([sys.executable, "-c", KEPT, state], capture_output=True, text=True, check=True)
+        kept[state] = int(child.stdout)
     assert kept["not started"] < 64
     assert kept["started"] > 200

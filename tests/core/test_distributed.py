@@ -1,4 +1,4 @@
-"""Several processes: the same gradient as one."""
+"""Several processes compute the same gradient as one."""
 
 import os
 import socket
@@ -24,19 +24,19 @@ from fieldlens.training.trainer import Trainer
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def enter(rank: int, size: int, port: int) -> None:
-    """Make this process one of several, as torchrun would."""
+    """Set the environment of one of several processes, as torchrun does."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def gradients(rank: int, size: int, corpus: Path, port: int) -> None:
-    """One step's gradient, written by the leading process."""
+    """The gradient of one step, written by the leading process."""
     enter(rank, size, port)
     os.environ["FIELDLENS_CACHE"] = str(corpus.parent / "cache")
     chosen = recipe("smoke", corpus=str(corpus), scheme="kerple", accumulation=2)
@@ -45,8 +45,8 @@ def gradients(rank: int, size: int, corpus: Path, port: int) -> None:
     trainer = Trainer(chosen, tokens, *Machine("cpu", "float32", 1).start(), world)
     loss = trainer.gradient()
     if world.leads:
-        found = {name: parameter.grad for name, parameter in trainer.decoder.named_parameters()}
-        save_file({**found, "loss": torch.tensor(loss)}, corpus.parent / f"gradients-{size}.safetensors")
+        grads = {name: parameter.grad for name, parameter in trainer.decoder.named_parameters()}
+        save_file({**grads, "loss": torch.tensor(loss)}, corpus.parent / f"gradients-{size}.safetensors")
     processes.leave()
 
 
@@ -54,14 +54,14 @@ def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
     corpus = training.write_corpus(tmp_path / "corpus")
     for size in (1, 2):
         torch.multiprocessing.spawn(gradients, (size, corpus, free_port()), size)  # type: ignore[no-untyped-call]
-    one, two = (load_file(tmp_path / f"gradients-{size}.safetensors") for size in (1, 2))
-    assert float(one.pop("loss")) == pytest.approx(float(two.pop("loss")), rel=1e-6)
-    difference = sum(float(((one[name] - two[name]) ** 2).sum()) for name in one) ** 0.5
-    assert difference <= 1e-5 * sum(float((value**2).sum()) for value in one.values()) ** 0.5
+    single, double = (load_file(tmp_path / f"gradients-{size}.safetensors") for size in (1, 2))
+    assert float(single.pop("loss")) == pytest.approx(float(double.pop("loss")), rel=1e-6)
+    difference = sum(float(((single[name] - double[name]) ** 2).sum()) for name in single) ** 0.5
+    assert difference <= 1e-5 * sum(float((value**2).sum()) for value in single.values()) ** 0.5
 
 
 def agree(rank: int, size: int, port: int) -> None:
-    """Wait for longer than a process may hang, then vote."""
+    """Wait at a barrier for longer than the training timeout, then reduce a value."""
     enter(rank, size, port)
     processes.TIMEOUT = timedelta(seconds=2)
     world = processes.join()
@@ -72,16 +72,16 @@ def agree(rank: int, size: int, port: int) -> None:
     processes.leave()
 
 
-def test_processes_wait_patiently() -> None:
+def test_a_barrier_may_exceed_the_timeout() -> None:
     torch.multiprocessing.spawn(agree, (2, free_port()), 2)  # type: ignore[no-untyped-call]
 
 
-def test_a_vote_is_over_when_nobody_else_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gloo's thread may hold the tensor for longer than the vote takes, and must not be the last to let go of it."""
+def test_reduction_waits_until_the_tensor_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo's thread may hold the tensor longer than the reduction takes, and must not be the last to release it."""
     held: list[torch.Tensor] = []
 
-    def reduce(value: torch.Tensor, by: object) -> None:
-        held.append(torch.ones((), requires_grad=True, dtype=torch.float64) * value)  # what backward needs is held
+    def reduce(value: torch.Tensor, operation: object) -> None:
+        held.append(torch.ones((), requires_grad=True, dtype=torch.float64) * value)  # the graph keeps a reference
         threading.Timer(0.3, held.clear).start()
 
     monkeypatch.setattr(torch.distributed, "all_reduce", reduce)
@@ -89,8 +89,8 @@ def test_a_vote_is_over_when_nobody_else_holds_it(monkeypatch: pytest.MonkeyPatc
     assert not held
 
 
-def test_half_of_what_torchrun_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_torchrun_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(BadInput, match="WORLD_SIZE is set and RANK is not"):
+    with pytest.raises(BadInput, match="WORLD_SIZE is set but RANK is not"):
         processes.join()

@@ -60,5 +60,5 @@ def test_harness_scores_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for context, target in texts:
         ids = torch.tensor([tokenizer.encode(context).ids])
         losses.append(-torch.log_softmax(decoder(ids)[0, -1], -1)[tokenizer.token_to_id(target)].item())
-    wanted = math.exp(sum(losses) / len(losses))
-    assert results["results"]["countdown"]["perplexity,none"] == pytest.approx(wanted, rel=1e-4)
+    expected = math.exp(sum(losses) / len(losses))
+    assert results["results"]["countdown"]["perplexity,none"] == pytest.approx(expected, rel=1e-4)

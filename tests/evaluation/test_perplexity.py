@@ -1,4 +1,4 @@
-"""Evaluation: known answers, the same targets at every length, nothing that depends on how it is computed."""
+"""Evaluation: known answers, the same targets at every length, independence of batching."""
 
 import json
 import math
@@ -22,6 +22,8 @@ from fieldlens.evaluation.verdict import judge
 from fieldlens.models.adapters.decoder import DecoderAdapter
 from fieldlens.models.adapters.function import FunctionAdapter
 from fieldlens.models.hf_export import FieldlensForCausalLM
+from fieldlens.storage.results import read_result
+from fieldlens.storage.sealed import read_sealed, write_sealed
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -41,64 +43,64 @@ def uniform(ids_BT: Tensor) -> Tensor:
 
 def test_a_uniform_model_gives_the_vocabulary() -> None:
     for name in PROTOCOLS:
-        found = fieldlens.perplexity(uniform, text(3000, vocab_size=512), [32, 64], 20, name)
-        assert found.table == pytest.approx({32: 512.0, 64: 512.0}, rel=1e-14)
+        evaluation = fieldlens.perplexity(uniform, text(3000, vocab_size=512), [32, 64], 20, name)
+        assert evaluation.table == pytest.approx({32: 512.0, 64: 512.0}, rel=1e-14)
 
 
 def test_a_bigram_model_gives_the_closed_form() -> None:
     logits_VV = torch.randn(7, 7, dtype=torch.float64)
     logs_VV, ids_T = logits_VV.log_softmax(1), text(500, vocab_size=7)
-    found = fieldlens.perplexity(lambda ids: logits_VV[ids], ids_T, [4, 9], 50)
-    expected = torch.stack([-logs_VV[ids_T[offset - 1], ids_T[offset]] for _, offset in found.targets])
+    evaluation = fieldlens.perplexity(lambda ids: logits_VV[ids], ids_T, [4, 9], 50)
+    expected = torch.stack([-logs_VV[ids_T[offset - 1], ids_T[offset]] for _, offset in evaluation.targets])
     for length in (4, 9):
-        assert (found.losses[length] - expected).abs().max() < 1e-12
-        assert found.table[length] == pytest.approx(math.exp(float(expected.mean())), rel=1e-9)
+        assert (evaluation.losses[length] - expected).abs().max() < 1e-12
+        assert evaluation.table[length] == pytest.approx(math.exp(float(expected.mean())), rel=1e-9)
 
 
 def test_targets_are_the_same_for_all_models_and_lengths() -> None:
     tokens = [text(200), text(90, 1), text(20, 2)]
-    some = fieldlens.perplexity(decoder(), tokens, [8, 32], 40, target_seed=3)
-    more = fieldlens.perplexity(decoder("rotary"), tokens, [16, 32, 4], 40, target_seed=3)
+    first = fieldlens.perplexity(decoder(), tokens, [8, 32], 40, target_seed=3)
+    second = fieldlens.perplexity(decoder("rotary"), tokens, [16, 32, 4], 40, target_seed=3)
     other = fieldlens.perplexity(decoder("rotary"), tokens, [16, 32, 4], 40, target_seed=4)
-    assert some.targets == more.targets != other.targets
-    assert all(offset >= 32 and document < 2 for document, offset in some.targets)
-    assert list(more.losses) == [4, 16, 32]
-    assert {len(found) for found in more.losses.values()} == {40}
+    assert first.targets == second.targets != other.targets
+    assert all(offset >= 32 and document < 2 for document, offset in first.targets)
+    assert list(second.losses) == [4, 16, 32]
+    assert {len(losses) for losses in second.losses.values()} == {40}
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize("kind", ["ours", "llama"])
 def test_losses_are_those_of_the_full_forward(name: str, kind: str) -> None:
-    """Every loss, found again by one plain forward pass over its own context."""
+    """Every loss equals that of one plain forward pass over its own context."""
     model = decoder() if kind == "ours" else build(kind)
     plain = FieldlensForCausalLM.of(model) if isinstance(model, Decoder) else model
     tokens = [text(400), text(400, 1)]
     options = {"sliding": {"stride": 6}, "last-k": {"k": 8}}.get(name, {})
-    found = fieldlens.perplexity(model, tokens, [8, 50], 7, name, **options)
-    one = protocol(name, **options)
+    evaluation = fieldlens.perplexity(model, tokens, [8, 50], 7, name, **options)
+    chosen = protocol(name, **options)
     for length in (8, 50):
-        anchors = found.targets if name in ("last-token", "by-position") else _anchors(tokens, one)
+        anchors = evaluation.targets if name in ("last-token", "by-position") else _anchors(tokens, chosen)
         expected = []
-        for window in (w for a in anchors for w in one.excerpts(a, length, 50)):
-            ids_BT = tokens[window.document][window.start : window.stop + 1][None]
+        for excerpt in (excerpt for anchor in anchors for excerpt in chosen.excerpts(anchor, length, 50)):
+            ids_BT = tokens[excerpt.document][excerpt.start : excerpt.stop + 1][None]
             with torch.no_grad():
                 logs_BTV = plain(ids_BT[:, :-1]).logits.double().log_softmax(-1)
-            expected.append(-logs_BTV.gather(2, ids_BT[:, 1:, None])[0, -window.scored :, 0])
-        assert (found.losses[length] - torch.cat(expected)).abs().max() < 1e-5
+            expected.append(-logs_BTV.gather(2, ids_BT[:, 1:, None])[0, -excerpt.scored :, 0])
+        assert (evaluation.losses[length] - torch.cat(expected)).abs().max() < 1e-5
 
 
-def _anchors(tokens: list[Tensor], one: object) -> list:  # type: ignore[type-arg]
+def _anchors(tokens: list[Tensor], chosen: object) -> list:  # type: ignore[type-arg]
     from fieldlens.evaluation.protocols import draw, eligible
 
-    return draw(eligible([len(ids) for ids in tokens], one, 50), 7, 0)  # type: ignore[arg-type]
+    return draw(eligible([len(ids) for ids in tokens], chosen, 50), 7, 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["sandwich", "sinusoidal", "gpt2", "bloom", "mistral"])
 def test_batches_do_not_matter(kind: str) -> None:
     model = decoder(kind) if kind.startswith("s") else build(kind)
-    one, many = (fieldlens.perplexity(model, text(300), [8, 40], 20, batch=batch) for batch in (1, 7))
+    single, batched = (fieldlens.perplexity(model, text(300), [8, 40], 20, batch=batch) for batch in (1, 7))
     for length in (8, 40):
-        assert (one.losses[length] - many.losses[length]).abs().max() < 1e-5
+        assert (single.losses[length] - batched.losses[length]).abs().max() < 1e-5
 
 
 def test_text_after_the_target_changes_nothing() -> None:
@@ -116,64 +118,64 @@ def test_a_window_is_a_band_in_every_layer() -> None:
     free, banded = decoder("alibi"), decoder("alibi:window=5")
     banded.load_state_dict(free.state_dict())
     ids_T = text(200)
-    asked = fieldlens.perplexity(free, ids_T, [8, 64], 10, window=5)
-    owned = fieldlens.perplexity(banded, ids_T, [8, 64], 10)
+    limited = fieldlens.perplexity(free, ids_T, [8, 64], 10, window=5)
+    expected = fieldlens.perplexity(banded, ids_T, [8, 64], 10)
     smaller = fieldlens.perplexity(banded, ids_T, [8, 64], 10, window=100)
     for length in (8, 64):
-        assert torch.equal(asked.losses[length], owned.losses[length])
-        assert torch.equal(smaller.losses[length], owned.losses[length])
-    assert not torch.equal(asked.losses[64], fieldlens.perplexity(free, ids_T, [8, 64], 10).losses[64])
-    assert asked.about["window"] == 5
+        assert torch.equal(limited.losses[length], expected.losses[length])
+        assert torch.equal(smaller.losses[length], expected.losses[length])
+    assert not torch.equal(limited.losses[64], fieldlens.perplexity(free, ids_T, [8, 64], 10).losses[64])
+    assert limited.about["window"] == 5
 
 
-def test_a_beginning_is_put_before_every_context_and_not_counted() -> None:
+def test_bos_is_put_before_every_context_and_not_counted() -> None:
     seen: list[Tensor] = []
 
     def spy(ids_BT: Tensor) -> Tensor:
         seen.append(ids_BT)
         return torch.zeros(*ids_BT.shape, VOCABULARY)
 
-    found = fieldlens.perplexity(spy, text(100), [8, 20], 5, bos=96)
+    evaluation = fieldlens.perplexity(spy, text(100), [8, 20], 5, bos=96)
     contexts = [ids for ids in seen if ids.shape[1] > 8]  # shorter: is it causal?
     assert {ids.shape[1] for ids in contexts} == {9, 21}
     assert all((ids[:, 0] == 96).all() for ids in contexts)
-    assert found.about["bos"] == 96
+    assert evaluation.about["bos"] == 96
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lengths": []}, "lengths are none"),
-        ({"lengths": [0, 8]}, "lengths are 0, 8: whole numbers from 1"),
-        ({"segments": 0}, "segments is 0"),
-        ({"segments": 1000}, "1000 segments are wanted, but only 100 tokens lie deep enough"),
+        ({"lengths": []}, "lengths must be integers of at least 1, got none"),
+        ({"lengths": [0, 8]}, "lengths must be integers of at least 1, got 0, 8"),
+        ({"segments": 0}, "segments must be at least 1, got 0"),
+        ({"segments": 1000}, "segments must be at most 100, the number of eligible tokens in this text, got 1000"),
         ({"lengths": [500]}, "length 500 is too long for this text: its longest document has 108 tokens, and 501"),
         ({"window": 0}, "window"),
         ({"protocol": "first"}, "unknown protocol 'first'"),
         ({"tokens": torch.zeros(0, dtype=torch.long)}, "no text"),
-        ({"tokens": torch.zeros(3, 3, dtype=torch.long)}, "1-D tensor"),
+        ({"tokens": torch.zeros(3, 3, dtype=torch.long)}, "1-D integer tensor"),
         ({"tokens": torch.full((100,), VOCABULARY)}, "token id 97 is outside the vocabulary of 97"),
         ({"tokens": torch.full((100,), -1)}, "token id -1 is outside"),
     ],
 )
-def test_bad_questions_are_refused(changes: dict[str, object], message: str) -> None:
-    asked = {"tokens": text(108), "lengths": [4, 8], "segments": 10} | changes
+def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> None:
+    arguments = {"tokens": text(108), "lengths": [4, 8], "segments": 10} | changes
     with pytest.raises(BadInput, match=message):
-        fieldlens.perplexity(decoder(), **asked)  # type: ignore[arg-type]
+        fieldlens.perplexity(decoder(), **arguments)  # type: ignore[arg-type]
 
 
 def test_lengths_beyond_learned_positions_are_refused_with_both_numbers() -> None:
-    with pytest.raises(BadInput, match=r"length 65 is beyond the 64 positions that .* has"):
+    with pytest.raises(BadInput, match=r"length 65 exceeds the 64 positions of .*: use at most 64"):
         fieldlens.perplexity(build("gpt2"), text(200), [65], 5)
-    with pytest.raises(BadInput, match=r"mpt cannot take 100 tokens; its configuration says 64"):
+    with pytest.raises(BadInput, match=r"mpt cannot process 100 tokens; its training length is 64"):
         fieldlens.perplexity(build("mpt"), text(200), [100], 5)
 
 
-def test_a_loss_that_is_no_number_is_an_error() -> None:
+def test_a_nan_loss_is_an_error() -> None:
     def broken(ids_BT: Tensor) -> Tensor:
         return torch.full((*ids_BT.shape, VOCABULARY), math.nan)
 
-    with pytest.raises(NonFiniteResult, match="broken gives a loss that is not finite, at length 8"):
+    with pytest.raises(NonFiniteResult, match="broken produced NaN or inf at length 8"):
         fieldlens.perplexity(broken, text(100), [4, 8], 5)
 
 
@@ -189,15 +191,15 @@ class Cramped(FunctionAdapter):
 
 
 def test_batches_are_halved_when_memory_runs_out() -> None:
-    ids_T, heard = text(300).numpy(), []
+    ids_T, events = text(300).numpy(), []
     plan = Plan(protocol("last-token"), (8, 16), 40)
     about = {"model": {"name": "x", "train_length": None}}
-    found = evaluate(Cramped(uniform), [ids_T], plan, about=about, watch=heard.append)
-    assert found.table == pytest.approx({8: 512, 16: 512})
-    assert [event["warning"] for event in heard if "warning" in event]
+    evaluation = evaluate(Cramped(uniform), [ids_T], plan, about=about, watch=events.append)
+    assert evaluation.table == pytest.approx({8: 512, 16: 512})
+    assert [event["warning"] for event in events if "warning" in event]
     cramped = Cramped(uniform)
     cramped.most = 0
-    with pytest.raises(OutOfMemory, match="not enough memory for one text of 16 tokens"):
+    with pytest.raises(OutOfMemory, match="not enough memory for one excerpt of 16 tokens"):
         evaluate(cramped, [ids_T], plan, about=about)
 
 
@@ -205,10 +207,10 @@ class Dying(DecoderAdapter):
     """Dies after some batches."""
 
     left = 3
-    asked = 0
+    evaluated = 0
 
     def losses(self, ids_BT: Tensor, keep: int = 1, window: int | None = None) -> Tensor:
-        self.left, self.asked = self.left - 1, self.asked + len(ids_BT)
+        self.left, self.evaluated = self.left - 1, self.evaluated + len(ids_BT)
         if self.left < 0:
             raise KeyboardInterrupt
         return super().losses(ids_BT, keep, window)
@@ -224,20 +226,20 @@ def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
         evaluate(first, documents, plan, about=about, batch=2, journal=journal)
     assert journal.exists()
     second.left = 100
-    found = evaluate(second, documents, plan, about=about, batch=2, journal=journal)
-    assert not journal.exists()
-    assert second.asked == 20 - 5  # one alone, then two batches of two were done
-    assert all(torch.allclose(found.losses[n], whole.losses[n], atol=1e-5) for n in (8, 16))
+    evaluation = evaluate(second, documents, plan, about=about, batch=2, journal=journal)
+    assert journal.exists()  # until the caller has saved the result
+    assert second.evaluated == 20 - 5  # one alone, then two batches of two were done
+    assert all(torch.allclose(evaluation.losses[n], whole.losses[n], atol=1e-5) for n in (8, 16))
 
 
 def test_results_can_be_read_back_and_recomputed(tmp_path: Path) -> None:
-    found = fieldlens.perplexity(decoder(), [text(100, n) for n in range(12)], [8, 16, 32], 60)
-    found.save(tmp_path / "one.json")
+    evaluation = fieldlens.perplexity(decoder(), [text(100, n) for n in range(12)], [8, 16, 32], 60)
+    evaluation.save(tmp_path / "one.json")
     again = read_evaluation(tmp_path / "one.json")
-    assert again.table == found.table
-    assert again.targets == found.targets
-    assert again.to_json() == found.to_json() == json.loads((tmp_path / "one.json").read_text())
-    written = found.to_json()
+    assert again.table == evaluation.table
+    assert again.targets == evaluation.targets
+    assert again.to_json() == evaluation.to_json() == read_result(tmp_path / "one.json")[0]
+    written = evaluation.to_json()
     assert written["protocol"] == {"name": "last-token", "version": 1, "same_targets": True}
     assert {"torch", "transformers", "python", "fieldlens"} <= set(written["versions"])
     assert written["verdict"]["train_length"] == 16
@@ -247,8 +249,7 @@ def test_results_can_be_read_back_and_recomputed(tmp_path: Path) -> None:
 
 
 def test_the_figure_has_a_line_and_marks_the_training_length() -> None:
-    figure = fieldlens.perplexity(decoder(), text(100), [8, 16, 32], 20).plot()
-    (panel,) = figure.axes
+    panel = fieldlens.perplexity(decoder(), text(100), [8, 16, 32], 20).plot()
     labels = [line.get_label() for line in panel.lines]
     assert "sandwich" in labels
     assert any(line.get_linestyle() == ":" for line in panel.lines)
@@ -259,21 +260,21 @@ def test_the_golden_protocols() -> None:
     import fieldlens.models.hf_export
 
     model = fieldlens.models.hf_export.FieldlensForCausalLM.from_pretrained(GOLDEN / "model").double()
-    known = json.loads((GOLDEN / "protocols.json").read_text())
+    golden = json.loads((GOLDEN / "protocols.json").read_text())
     tokens = [text(n, n, 64) for n in (200, 700, 1000, 33)]
     for name, cls in PROTOCOLS.items():
         options = {"sliding": {"stride": 4}, "last-k": {"k": 4}}.get(name, {})
         key = f"{name} version {cls.version}"
-        assert key in known, f"write down the numbers of {key} beside the old ones"
+        assert key in golden, f"write down the numbers of {key} beside the old ones"
         for window in (None, 5):
-            found = fieldlens.perplexity(model, tokens, [8, 16, 64], 12, name, window=window, **options)
-            expected = known[key][f"window {window}"]
-            assert {str(n): value for n, value in found.table.items()} == pytest.approx(expected, rel=1e-9), key
-            assert [list(target) for target in found.targets][:12] == known[key]["targets"], key
+            evaluation = fieldlens.perplexity(model, tokens, [8, 16, 64], 12, name, window=window, **options)
+            expected = golden[key][f"window {window}"]
+            assert {str(n): value for n, value in evaluation.table.items()} == pytest.approx(expected, rel=1e-9), key
+            assert [list(target) for target in evaluation.targets][:12] == golden[key]["targets"], key
 
 
 def losses_of(shifts: dict[int, float], noise: float = 0.05) -> tuple[dict[int, np.ndarray], np.ndarray]:
-    """Losses of 40 documents with 10 targets each, moved by so much at each length."""
+    """Losses of 40 documents with 10 targets each, shifted by length."""
     rng = np.random.default_rng(1)
     base = rng.gamma(2, 1, 400)
     return {n: base + shift + noise * rng.normal(size=400) * (n != 128) for n, shift in shifts.items()}, np.repeat(
@@ -293,12 +294,12 @@ def losses_of(shifts: dict[int, float], noise: float = 0.05) -> tuple[dict[int, 
 )
 def test_verdicts(shifts: dict[int, float], verdict: str, first: int | None) -> None:
     losses, documents = losses_of(shifts)
-    found = judge(losses, documents, "documents", 128)
-    assert (found["verdict"], found["first"]) == (verdict, first)
-    assert found["resampled"] == "documents"
-    assert [row["length"] for row in found["evidence"]] == [n for n in shifts if n > 128]
-    assert [row["p_holm"] for row in found["evidence"]] == holm([row["p"] for row in found["evidence"]])
-    last = found["evidence"][-1]
+    result = judge(losses, documents, "documents", 128)
+    assert (result["verdict"], result["first"]) == (verdict, first)
+    assert result["resampled"] == "documents"
+    assert [row["length"] for row in result["evidence"]] == [n for n in shifts if n > 128]
+    assert [row["p_holm"] for row in result["evidence"]] == holm([row["p"] for row in result["evidence"]])
+    last = result["evidence"][-1]
     flipped = sign_flip(losses[last["length"]] - losses[128], documents)
     assert (last["p"], last["difference"]) == (flipped.p, flipped.difference)
 
@@ -315,21 +316,22 @@ def test_a_verdict_needs_a_training_length_and_something_beyond() -> None:
 
 def test_documents_that_are_too_few_for_any_test_give_no_verdict() -> None:
     losses, documents = losses_of({128: 0, 256: 0.1, 512: 0.1})
-    few = documents < 5
-    found = judge({n: one[few] for n, one in losses.items()}, documents[few], "documents", 128)
-    assert (found["verdict"], found["resampled"]) == (None, "documents")
-    assert found["reason"] == "5 documents cannot make any difference significant: take more --segments"
-    one = documents < 1
+    five_N = documents < 5
+    result = judge({n: v[five_N] for n, v in losses.items()}, documents[five_N], "documents", 128)
+    assert (result["verdict"], result["resampled"]) == (None, "documents")
+    assert result["reason"] == "no difference can be significant with 5 documents: use more --segments"
+    single_N = documents < 1
     assert (
-        "1 document cannot" in judge({n: v[one] for n, v in losses.items()}, documents[one], "documents", 128)["reason"]
+        "with 1 document:"
+        in judge({n: v[single_N] for n, v in losses.items()}, documents[single_N], "documents", 128)["reason"]
     )
     much, _ = losses_of({128: 0, 256: 3.0, 512: 0.1})
-    assert judge({n: v[few] for n, v in much.items()}, documents[few], "documents", 128)["verdict"] == "explodes"
-    same = {128: losses[128][few], 256: losses[128][few]}
-    assert judge(same, documents[few], "documents", 128)["verdict"] == "holds"
+    assert judge({n: v[five_N] for n, v in much.items()}, documents[five_N], "documents", 128)["verdict"] == "explodes"
+    same = {128: losses[128][five_N], 256: losses[128][five_N]}
+    assert judge(same, documents[five_N], "documents", 128)["verdict"] == "holds"
 
 
-def test_an_interval_that_is_not_there_has_no_end() -> None:
+def test_an_undefined_interval_has_no_ends() -> None:
     (row,) = fieldlens.perplexity(decoder(), text(900), [8], 2).rows()
     assert (row["low"], row["high"]) == (None, None)
 
@@ -342,26 +344,28 @@ def test_a_function_that_looks_ahead_is_refused() -> None:
         fieldlens.perplexity(peeks, text(900), [8], 5)
 
 
-def test_identical_losses_hold_and_few_documents_are_said() -> None:
+def test_identical_losses_hold_and_few_documents_are_reported() -> None:
     losses, documents = losses_of({128: 0, 256: 0}, noise=0)
     assert judge(losses, documents, "documents", 128)["verdict"] == "holds"
-    one = fieldlens.perplexity(decoder(), text(900), [8, 16, 32], 5, "last-k", k=4)
-    assert one.verdict["resampled"] == "segments"
-    assert one.units()[0].tolist() == np.repeat(np.arange(5), 4).tolist()
-    many = fieldlens.perplexity(decoder(), [text(100, n) for n in range(12)], [8, 16, 32], 60)
-    assert many.verdict["resampled"] == "documents"
-    assert many.rows()[0]["resampled"] == "documents"
+    single = fieldlens.perplexity(decoder(), text(900), [8, 16, 32], 5, "last-k", k=4)
+    assert single.verdict["resampled"] == "segments"
+    assert single.units()[0].tolist() == np.repeat(np.arange(5), 4).tolist()
+    several = fieldlens.perplexity(decoder(), [text(100, n) for n in range(12)], [8, 16, 32], 60)
+    assert several.verdict["resampled"] == "documents"
+    assert several.rows()[0]["resampled"] == "documents"
 
 
 def test_no_target_is_drawn_twice() -> None:
     for name in PROTOCOLS:
-        found = fieldlens.perplexity(uniform, text(3000, vocab_size=512), [32, 64], 20, name)
-        assert len(set(found.targets)) == len(found.targets)
+        evaluation = fieldlens.perplexity(uniform, text(3000, vocab_size=512), [32, 64], 20, name)
+        assert len(set(evaluation.targets)) == len(evaluation.targets)
 
 
 def test_sliding_and_non_overlapping_predict_the_same_tokens() -> None:
-    one, other = (fieldlens.perplexity(uniform, text(3000, vocab_size=512), [32, 64], 9, name) for name in STRETCHES)
-    assert one.targets == other.targets
+    sliding, disjoint = (
+        fieldlens.perplexity(uniform, text(3000, vocab_size=512), [32, 64], 9, name) for name in STRETCHES
+    )
+    assert sliding.targets == disjoint.targets
 
 
 STRETCHES = ("sliding", "non-overlapping")
@@ -373,16 +377,16 @@ def test_a_hopeless_model_has_an_infinite_perplexity() -> None:
         logits_BTV[..., 96] = 1e4
         return logits_BTV
 
-    found = fieldlens.perplexity(hopeless, text(200) % 90, [4, 8], 10)
-    assert found.table == {4: math.inf, 8: math.inf}
-    assert found.to_json()["results"][0]["perplexity"] is None
-    found.plot()
+    evaluation = fieldlens.perplexity(hopeless, text(200) % 90, [4, 8], 10)
+    assert evaluation.table == {4: math.inf, 8: math.inf}
+    assert evaluation.to_json()["results"][0]["perplexity"] is None
+    evaluation.plot()
 
 
 def test_the_interval_is_in_perplexity_and_holds_it() -> None:
-    found = fieldlens.perplexity(decoder(), [text(100, n) for n in range(12)], [8, 16], 60)
-    for row in found.rows():
-        low, high = bootstrap_mean(found.losses[row["length"]].double().numpy(), found.documents)
+    evaluation = fieldlens.perplexity(decoder(), [text(100, n) for n in range(12)], [8, 16], 60)
+    for row in evaluation.rows():
+        low, high = bootstrap_mean(evaluation.losses[row["length"]].double().numpy(), evaluation.documents)
         assert (row["low"], row["high"]) == (math.exp(low), math.exp(high))
         assert row["low"] < row["perplexity"] < row["high"]
 
@@ -400,43 +404,43 @@ def test_results_name_their_text_and_weights() -> None:
 
 
 def test_an_estimate_comes_after_the_first_text() -> None:
-    heard: list[dict[str, float]] = []
+    events: list[dict[str, float]] = []
     plan = Plan(protocol("last-token"), (8, 16), 40)
     evaluate(
         DecoderAdapter(decoder()),
         [text(300).numpy()],
         plan,
         about={"model": {"name": "x", "train_length": None}},
-        watch=heard.append,
+        watch=events.append,
     )
-    assert "estimate" in heard[0]
-    assert 0 < heard[0]["estimate"] < 60
-    assert heard[0]["memory"] > 0
-    assert heard[-1]["done"] == pytest.approx(heard[-1]["total"])
+    assert "estimate" in events[0]
+    assert 0 < events[0]["estimate"] < 60
+    assert events[0]["memory"] > 0
+    assert events[-1]["done"] == pytest.approx(events[-1]["total"])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda about: about.pop("lengths"), "not a whole result"),
-        (lambda about: about.pop("model"), "not a whole result"),
-        (lambda about: about.update(targets=3), "targets are announced"),
-        (lambda about: about.update(lengths=[8]), "not a whole result"),
+        (lambda about: about.pop("lengths"), "not a complete result"),
+        (lambda about: about.pop("model"), "not a complete result"),
+        (lambda about: about.update(targets=3), "expected 3 targets"),
+        (lambda about: about.update(lengths=[8]), "not a complete result"),
         (lambda about: about.update(kind="x"), "not the result of an evaluation"),
-        (lambda about: about["model"].update(recipe={"seed": "x"}), "not a whole result"),
+        (lambda about: about["model"].update(recipe={"seed": "x"}), "not a complete result"),
     ],
 )
-def test_results_that_are_not_whole_are_refused(change: object, message: str, tmp_path: Path) -> None:
+def test_incomplete_results_are_refused(change: object, message: str, tmp_path: Path) -> None:
     fieldlens.perplexity(decoder(), text(100), [8, 16], 5).save(tmp_path / "one.json")
-    about = json.loads((tmp_path / "one.json").read_text())
+    about = read_sealed(tmp_path / "one.json")
     change(about)  # type: ignore[operator]
-    (tmp_path / "one.json").write_text(json.dumps(about))
+    write_sealed(tmp_path / "one.json", about)
     with pytest.raises(BadInput, match=message):
         read_evaluation(tmp_path / "one.json")
 
 
-def test_numbers_of_any_kind_are_whole_numbers() -> None:
+def test_integers_of_any_type_are_accepted() -> None:
     plan = Plan(protocol("last-token"), torch.tensor([8, 16]), np.int64(4), window=np.int32(3))  # type: ignore[arg-type]
     assert json.loads(json.dumps(plan.about()))["lengths"] == [8, 16]
-    with pytest.raises(BadInput, match="lengths, segments, seed and window are whole numbers"):
+    with pytest.raises(BadInput, match="lengths, segments, seed and window must be integers"):
         Plan(protocol("last-token"), (8.5,))  # type: ignore[arg-type]

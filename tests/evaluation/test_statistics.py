@@ -1,4 +1,4 @@
-"""Tests and intervals against SciPy, enumeration and simulation: 5 % false positives, whatever documents are like."""
+"""Tests and intervals against SciPy, enumeration and simulation: 5 % false positives for any kind of document."""
 
 import itertools
 import math
@@ -43,7 +43,7 @@ SHAPES: dict[str, Draw] = {
 def draw(
     rng: np.random.Generator, documents: int, effect: str, noise: str = "heavy", share: float = 0.5
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Differences of mean 0 in documents of 5 to 60 targets, each document with an effect of its own."""
+    """Differences of mean 0 in documents of 5 to 60 targets, with a random effect per document."""
     counts_G = rng.integers(5, 61, documents)
     labels_N = np.repeat(np.arange(documents), counts_G)
     return share * SHAPES[effect](rng, documents)[labels_N] + SHAPES[noise](rng, len(labels_N)), labels_N
@@ -59,13 +59,13 @@ def rejects(test: Paired) -> bool:
 @given(st.integers(2, 12), st.integers(0, 10**6))
 def test_paired_t_is_scipys(seeds: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    ours, theirs = 3 + rng.standard_normal(seeds), 3 + rng.standard_normal(seeds)
-    test, known = paired_t(ours, theirs), stats.ttest_rel(ours, theirs)
-    assert test.statistic == pytest.approx(known.statistic, rel=1e-12)
-    assert test.p == pytest.approx(known.pvalue, rel=1e-12)
-    assert test.difference == pytest.approx(np.mean(ours - theirs), abs=1e-12)
+    values, reference = 3 + rng.standard_normal(seeds), 3 + rng.standard_normal(seeds)
+    test, expected = paired_t(values, reference), stats.ttest_rel(values, reference)
+    assert test.statistic == pytest.approx(expected.statistic, rel=1e-12)
+    assert test.p == pytest.approx(expected.pvalue, rel=1e-12)
+    assert test.difference == pytest.approx(np.mean(values - reference), abs=1e-12)
     assert test.reason == ""
-    assert paired_t(list(theirs), list(ours)).p == pytest.approx(test.p, rel=1e-12)
+    assert paired_t(list(reference), list(values)).p == pytest.approx(test.p, rel=1e-12)
 
 
 def test_five_seeds_need_a_t_of_2_776445() -> None:
@@ -143,9 +143,9 @@ def test_sign_flips_are_enumerated() -> None:
         means = [
             np.mean(np.array(signs)[labels_N] * differences_N) for signs in itertools.product((1.0, -1.0), repeat=6)
         ]
-        known = np.mean(np.abs(means) >= abs(differences_N.mean()) - 1e-12)
+        expected = np.mean(np.abs(means) >= abs(differences_N.mean()) - 1e-12)
         test = sign_flip(differences_N, labels_N)
-        assert test.p == known
+        assert test.p == expected
         assert test.difference == pytest.approx(differences_N.mean(), rel=1e-12)
         assert test.statistic == pytest.approx(differences_N.mean() / np.std(means), rel=1e-12)
 
@@ -236,18 +236,18 @@ def test_the_unit_does_not_matter(documents: list[list[float]], scale: float) ->
     interval, scaled = bootstrap_difference(values_N * scale, labels_N, resamples=199)
     assert interval == pytest.approx(sorted((scale * low, scale * high)), rel=1e-9, abs=1e-9 * abs(scale), nan_ok=True)
     pairs = [(test, scaled), (sign_flip(values_N, labels_N, 199), sign_flip(values_N * scale, labels_N, 199))]
-    for one, other in pairs:
-        assert one.p == other.p
-        assert one.reason == other.reason
+    for original, rescaled in pairs:
+        assert original.p == rescaled.p
+        assert original.reason == rescaled.reason
         sign = math.copysign(1, scale)
-        assert other.statistic == pytest.approx(sign * one.statistic, rel=1e-9, abs=1e-9, nan_ok=True)
-        assert other.difference == pytest.approx(scale * one.difference, rel=1e-9, abs=1e-9 * abs(scale))
+        assert rescaled.statistic == pytest.approx(sign * original.statistic, rel=1e-9, abs=1e-9, nan_ok=True)
+        assert rescaled.difference == pytest.approx(scale * original.difference, rel=1e-9, abs=1e-9 * abs(scale))
 
 
 def test_a_shift_moves_the_interval_along() -> None:
     values_N, labels_N = draw(np.random.default_rng(0), 30, "skewed")
-    here, there = bootstrap_mean(values_N + 1, labels_N), bootstrap_mean(values_N + 9, labels_N)
-    assert there == pytest.approx((here.low + 8, here.high + 8), rel=1e-9)
+    original, shifted = bootstrap_mean(values_N + 1, labels_N), bootstrap_mean(values_N + 9, labels_N)
+    assert shifted == pytest.approx((original.low + 8, original.high + 8), rel=1e-9)
 
 
 @given(st.integers(0, 10**6), st.sampled_from([(0.95, 199), (0.9, 99), (0.99, 999), (0.95, 1234)]))
@@ -271,9 +271,9 @@ def test_the_same_seed_gives_the_same_result() -> None:
 
 def test_one_document_is_not_resampled() -> None:
     interval, test = bootstrap_difference([1.0, 2.0, 4.5], ["a", "a", "a"])
-    for known in (test, sign_flip([1.0, 2.0, 4.5], ["a", "a", "a"])):
-        assert (known.difference, known.p, known.reason) == (2.5, None, "one document: nothing to resample")
-        assert math.isnan(known.statistic)
+    for result in (test, sign_flip([1.0, 2.0, 4.5], ["a", "a", "a"])):
+        assert (result.difference, result.p, result.reason) == (2.5, None, "one document: nothing to resample")
+        assert math.isnan(result.statistic)
     assert np.isnan([*interval, *bootstrap_mean([1.0, 1.0], [0, 0])]).all()
 
 
@@ -306,22 +306,22 @@ def test_two_documents_bound_nothing() -> None:
 
 def test_bad_input_is_named() -> None:
     bad = [
-        (lambda: paired_t([1.0, 2, 3], [1.0, 2]), "3 values cannot be paired with 2 of the reference"),
-        (lambda: paired_t([], []), r"not the shape \(0,\)"),
-        (lambda: paired_t([1.0, math.nan, math.inf], [1.0, 2, 3]), "2 of 3 values are not finite"),
-        (lambda: holm([0.1, math.nan, None]), "1 of 2 p are not in 0 … 1: nan"),
-        (lambda: holm([1.5]), "1 of 1 p are not in 0 … 1: 1.5"),
-        (lambda: smallest_p(0), "at least 1 document, not 0"),
-        (lambda: sign_flip([1.0, 2], [0, 1], resamples=0), "at least 1 resample, not 0"),
-        (lambda: bootstrap_mean([1.0, 2], [0, 1], level=1.5), "between 0 and 1, not 1.5"),
-        (lambda: bootstrap_mean([1.0, 2], [0, 1], resamples=18), "0.95 needs at least 19 resamples, not 18"),
+        (lambda: paired_t([1.0, 2, 3], [1.0, 2]), "values and reference must have the same length, got 3 and 2"),
+        (lambda: paired_t([], []), r"got shape \(0,\)"),
+        (lambda: paired_t([1.0, math.nan, math.inf], [1.0, 2, 3]), "values must be finite, but 2 of 3 are NaN or inf"),
+        (lambda: holm([0.1, math.nan, None]), "p-values must be between 0 and 1, got nan"),
+        (lambda: holm([1.5]), "p-values must be between 0 and 1, got 1.5"),
+        (lambda: smallest_p(0), "documents must be at least 1, got 0"),
+        (lambda: sign_flip([1.0, 2], [0, 1], resamples=0), "resamples must be at least 1, got 0"),
+        (lambda: bootstrap_mean([1.0, 2], [0, 1], level=1.5), "level must be between 0 and 1, got 1.5"),
+        (lambda: bootstrap_mean([1.0, 2], [0, 1], resamples=18), "level 0.95 needs at least 19 resamples, got 18"),
     ]
     for test in (sign_flip, bootstrap_mean, bootstrap_difference):
         bad += [
-            (lambda test=test: test([1.0, 2, 3], [0, 1]), r"3 values cannot belong to documents of shape \(2,\)"),
-            (lambda test=test: test([], []), r"not the shape \(0,\)"),
-            (lambda test=test: test([[1.0]], [[0]]), r"not the shape \(1, 1\)"),
-            (lambda test=test: test([1.0, -math.inf], [0, 1]), "1 of 2 values are not finite"),
+            (lambda test=test: test([1.0, 2, 3], [0, 1]), r"documents must have the same shape, got \(3,\) and \(2,\)"),
+            (lambda test=test: test([], []), r"got shape \(0,\)"),
+            (lambda test=test: test([[1.0]], [[0]]), r"got shape \(1, 1\)"),
+            (lambda test=test: test([1.0, -math.inf], [0, 1]), "values must be finite, but 1 of 2 are NaN or inf"),
         ]
     for call, message in bad:
         with pytest.raises(BadInput, match=message) as caught:
@@ -353,11 +353,11 @@ def test_resampling_takes_little_memory() -> None:
 def false_positives(simulations: int, documents: int, effect: str, noise: str, seed: int) -> tuple[float, float]:
     """How often the bootstrap and the sign flip find a difference where there is none."""
     rng = np.random.default_rng(seed)
-    found = np.zeros(2)
+    rejected = np.zeros(2)
     for at in range(simulations):
         data = draw(rng, documents, effect, noise)
-        found += rejects(bootstrap_difference(*data, resamples=499, seed=at)[1]), rejects(sign_flip(*data, 499, at))
-    bootstrap, flip = found / simulations
+        rejected += rejects(bootstrap_difference(*data, resamples=499, seed=at)[1]), rejects(sign_flip(*data, 499, at))
+    bootstrap, flip = rejected / simulations
     return float(bootstrap), float(flip)
 
 
@@ -386,13 +386,13 @@ def test_heavy_tails_make_the_bootstrap_careful_not_bold() -> None:
 
 def test_resampling_tokens_would_be_badly_wrong() -> None:
     rng = np.random.default_rng(0)
-    found = np.zeros(2)
+    rejected = np.zeros(2)
     for at in range(300):
         differences_N, _ = draw(rng, 30, "normal")
         tokens_N = np.arange(len(differences_N))
         test = bootstrap_difference(differences_N, tokens_N, resamples=199, seed=at)[1]
-        found += rejects(test), rejects(sign_flip(differences_N, tokens_N, 199, at))
-    assert (found / 300 > 0.10).all()
+        rejected += rejects(test), rejects(sign_flip(differences_N, tokens_N, 199, at))
+    assert (rejected / 300 > 0.10).all()
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
@@ -415,11 +415,11 @@ def test_intervals_cover_the_mean(level: float) -> None:
 
 def test_a_real_difference_is_found() -> None:
     rng = np.random.default_rng(0)
-    found = np.zeros(3)
+    rejected = np.zeros(3)
     for at in range(200):
         differences_N, labels_N = draw(rng, 40, "heavy")
         interval, test = bootstrap_difference(differences_N - 0.35, labels_N, resamples=499, seed=at)
         flip = sign_flip(differences_N - 0.35, labels_N, 499, at)
         seeds = paired_t(2.9 + 0.03 * rng.standard_normal(5), 3 + 0.03 * rng.standard_normal(5))
-        found += rejects(test) and interval.high < 0, rejects(flip), rejects(seeds)
-    assert (found / 200 > 0.9).all()
+        rejected += rejects(test) and interval.high < 0, rejects(flip), rejects(seeds)
+    assert (rejected / 200 > 0.9).all()

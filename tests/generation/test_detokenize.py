@@ -1,4 +1,4 @@
-"""Text as its tokens come: every prefix is a prefix of the whole, and no character comes in parts."""
+"""Streaming detokenization: the pieces make up the text, and every piece has complete characters."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ BYTES = by_bytes()
 
 
 def with_fallback() -> Tokenizer:
-    """Words with a space before them, and a token for each byte that no word holds."""
+    """Words with a leading space, and a fallback token for each byte."""
     words = ["▁der", "▁Fluss", "▁", "e"]
     vocab_size = {word: number for number, word in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
     tokenizer = Tokenizer(models.BPE(vocab_size, [], byte_fallback=True))
@@ -47,7 +47,7 @@ def test_a_character_comes_with_its_last_byte() -> None:
     assert streamed(BYTES, BYTES.encode("a€😀").ids) == ["a", "", "", "€", "", "", "", "😀", ""]
 
 
-def test_bytes_that_are_no_character_are_shown_in_the_end() -> None:
+def test_incomplete_bytes_are_emitted_at_the_end() -> None:
     ids = BYTES.encode("a😀b").ids
     assert "".join(streamed(BYTES, ids[:3])) == "a" + UNKNOWN
     assert "".join(streamed(BYTES, [ids[0], *ids[2:]])) == BYTES.decode([ids[0], *ids[2:]])
@@ -56,17 +56,17 @@ def test_bytes_that_are_no_character_are_shown_in_the_end() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(bytes_=st.lists(st.integers(0, 255), max_size=80))
-def test_any_bytes_at_all_make_what_decoding_them_at_once_makes(bytes_: list[int]) -> None:
+def test_streaming_any_bytes_equals_decoding_them_at_once(bytes_: list[int]) -> None:
     assert "".join(streamed(BYTES, bytes_)) == BYTES.decode(bytes_, skip_special_tokens=False)
 
 
 @settings(max_examples=60, deadline=None)
 @given(text=st.text("ab€😀" + UNKNOWN, max_size=60))
-def test_the_sign_of_an_unknown_character_may_be_meant(text: str) -> None:
+def test_replacement_characters_in_the_text_are_kept(text: str) -> None:
     assert "".join(streamed(BYTES, BYTES.encode(text).ids)) == text
 
 
-def test_a_space_before_the_first_new_word_stays() -> None:
+def test_the_space_before_the_first_new_word_is_kept() -> None:
     tokenizer = with_fallback()
     assert streamed(tokenizer, [0, 1], before=1) == [" Fluss", ""]
     assert streamed(tokenizer, [0, 1]) == ["der", " Fluss", ""]

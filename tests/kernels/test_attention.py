@@ -1,4 +1,4 @@
-"""Attention's own promises: its defaults, its limits, its memory."""
+"""Attention: defaults, input checks, memory."""
 
 import oracle
 import pytest
@@ -9,7 +9,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.kernels import cpu_flash
 from fieldlens.kernels.attention import bias_table
 from fieldlens.kernels.blocks import LEARNED_ROWS
-from fieldlens.kernels.layout import Contiguous, Scattered, layout, visible
+from fieldlens.kernels.layout import Contiguous, Scattered, make_layout, visible
 
 HEADS, WIDTH = 2, 4
 
@@ -34,27 +34,27 @@ def test_positions_default_to_the_last_queries() -> None:
 def test_the_schemes_own_window_counts() -> None:
     q, k, v = qkv(9, 9)
     own = fieldlens.attention(q, k, v, fieldlens.scheme("alibi:window=3", HEADS, WIDTH), window=5)
-    given = fieldlens.attention(q, k, v, fieldlens.scheme("alibi", HEADS, WIDTH), window=3)
-    assert torch.equal(own, given)
+    argument = fieldlens.attention(q, k, v, fieldlens.scheme("alibi", HEADS, WIDTH), window=3)
+    assert torch.equal(own, argument)
 
 
-def test_layout_knows_runs() -> None:
+def test_layout_detects_consecutive_positions() -> None:
     run = torch.arange(10)
-    assert isinstance(layout(run, run, None), Contiguous)
-    assert layout(run, run, None).square
-    assert not layout(run, run, 4).square
-    assert not layout(run[5:], run, None).square
-    assert isinstance(layout(run.expand(3, -1), run.expand(3, -1), None), Contiguous)
-    assert isinstance(layout(run + 4, run, 4), Scattered)  # query 13 sees no key: the last stands at 9
-    assert isinstance(layout(run + 3, run, 4), Contiguous)
-    assert isinstance(layout(run - 1, run - 1, None), Scattered)  # a key before position 0 is padding
-    assert isinstance(layout(run.flip(0), run, None), Scattered)
+    assert isinstance(make_layout(run, run, None), Contiguous)
+    assert make_layout(run, run, None).square
+    assert not make_layout(run, run, 4).square
+    assert not make_layout(run[5:], run, None).square
+    assert isinstance(make_layout(run.expand(3, -1), run.expand(3, -1), None), Contiguous)
+    assert isinstance(make_layout(run + 4, run, 4), Scattered)  # query 13 sees no key: the last one is at 9
+    assert isinstance(make_layout(run + 3, run, 4), Contiguous)
+    assert isinstance(make_layout(run - 1, run - 1, None), Scattered)  # a key before position 0 is padding
+    assert isinstance(make_layout(run.flip(0), run, None), Scattered)
 
 
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("spec", ["sandwich", "kerple", "t5", "none:window=100"])
 def test_no_square_tensor_is_made(spec: str, window: int | None) -> None:
-    """No operator's output in forward or backward comes near H·L·L elements."""
+    """No operator in forward or backward has an output of about H·L·L elements."""
     length = 2048
     built = fieldlens.scheme(spec, HEADS, WIDTH)
     q, k, v = (x.requires_grad_() for x in qkv(length, length))
@@ -74,20 +74,20 @@ def test_no_square_tensor_is_made(spec: str, window: int | None) -> None:
 
 
 def test_a_padded_batch_is_cut_to_the_window_too() -> None:
-    """Each block of queries is given only keys that some row can see, and a gathered mask stays small."""
+    """Each block of queries reads only keys that some row can see, and a gathered mask stays small."""
     tokens, window = 4096, 64
     positions = torch.stack([torch.arange(tokens), torch.arange(tokens) - 7]).clamp(min=-1)
-    where = layout(positions, positions, window)
-    assert isinstance(where, Scattered)
-    for queries, keys in where.blocks(256):
+    windowed = make_layout(positions, positions, window)
+    assert isinstance(windowed, Scattered)
+    for queries, keys in windowed.blocks(256):
         assert keys.stop - keys.start <= queries.stop - queries.start + window + 7
-    full = layout(positions, positions, None)
+    full = make_layout(positions, positions, None)
     assert all((queries.stop - queries.start) * 2 * tokens <= 2**20 for queries, _ in full.blocks(256))
 
 
 def test_reach_is_the_largest_distance() -> None:
     far = torch.tensor([1_000_000, 1_000_002])
-    assert layout(far, far, None).reach == 3
+    assert make_layout(far, far, None).reach == 3
 
 
 def test_half_precision_keeps_its_bias_in_float32() -> None:
@@ -105,7 +105,7 @@ def test_half_precision_keeps_its_bias_in_float32() -> None:
         assert (half.grad.float() - full.grad).abs().max() <= 2**-7 * full.grad.abs().max() + 1e-6  # type: ignore[union-attr]
 
 
-def test_without_the_private_operators_the_public_ones_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_operators_replace_missing_private_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object) -> None:
         raise AttributeError("no such operator")
 
@@ -114,9 +114,9 @@ def test_without_the_private_operators_the_public_ones_serve(monkeypatch: pytest
     try:
         assert not cpu_flash.available()
         q, k, v = qkv(9, 9)
-        built, at = fieldlens.scheme("alibi", HEADS, WIDTH), torch.arange(9)[None]
-        wanted = oracle.attention(q, k, v, built, None, at, at)
-        assert (fieldlens.attention(q, k, v, built) - wanted).abs().max() < 1e-6
+        built, positions = fieldlens.scheme("alibi", HEADS, WIDTH), torch.arange(9)[None]
+        expected = oracle.attention(q, k, v, built, None, positions, positions)
+        assert (fieldlens.attention(q, k, v, built) - expected).abs().max() < 1e-6
     finally:
         cpu_flash.available.cache_clear()
 
@@ -124,28 +124,28 @@ def test_without_the_private_operators_the_public_ones_serve(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 5, 4)), "shapes do not fit"),
-        (((1, 2, 3, 4), (1, 3, 3, 4), (1, 3, 3, 4)), "shapes do not fit"),
-        (((1, 3, 3, 4), (1, 3, 3, 4), (1, 3, 3, 4)), "q has 3 heads of width 4, the scheme has 2 of width 4"),
+        (((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 5, 4)), "incompatible shapes: q"),
+        (((1, 2, 3, 4), (1, 3, 3, 4), (1, 3, 3, 4)), "incompatible shapes: q"),
+        (((1, 3, 3, 4), (1, 3, 3, 4), (1, 3, 3, 4)), "q has 3 heads of width 4, but the scheme has 2 heads of width 4"),
     ],
 )
-def test_shapes_that_do_not_fit(shapes: tuple[tuple[int, ...], ...], message: str) -> None:
+def test_incompatible_shapes(shapes: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         fieldlens.attention(*(torch.zeros(shape) for shape in shapes), fieldlens.scheme("none", HEADS, WIDTH))
 
 
-def test_positions_that_do_not_fit() -> None:
+def test_invalid_positions_and_inputs() -> None:
     q, k, v = qkv(3, 8)
     built = fieldlens.scheme("none", HEADS, WIDTH)
-    with pytest.raises(BadInput, match=r"q_positions has the shape \(4,\), wanted is \(3,\) or \(1, 3\)"):
+    with pytest.raises(BadInput, match=r"q_positions has shape \(4,\), expected \(3,\) or \(1, 3\)"):
         fieldlens.attention(q, k, v, built, None, torch.arange(4), torch.arange(8))
-    with pytest.raises(BadInput, match=r"k_positions has the shape \(2, 8\), wanted is \(8,\) or \(1, 8\)"):
+    with pytest.raises(BadInput, match=r"k_positions has shape \(2, 8\), expected \(8,\) or \(1, 8\)"):
         fieldlens.attention(q, k, v, built, None, torch.arange(3), torch.zeros(2, 8).long())
     with pytest.raises(BadInput, match="8 queries for 3 keys"):
         fieldlens.attention(k, q, q, built)
     with pytest.raises(BadInput, match="at least one query and one key"):
         fieldlens.attention(q, k[:, :, :0], v[:, :, :0], built)
-    with pytest.raises(BadInput, match="types do not fit"):
+    with pytest.raises(BadInput, match="q, k and v must have the same dtype"):
         fieldlens.attention(q, k.double(), v, built)
-    with pytest.raises(BadInput, match="window is 0"):
+    with pytest.raises(BadInput, match="window must be at least 1, got 0"):
         fieldlens.attention(q, k, v, built, 0)

@@ -1,4 +1,4 @@
-"""The decoder: the paper's shape, its entry points, and what it refuses."""
+"""The decoder: the shape of the paper, its entry points, and invalid input."""
 
 import math
 
@@ -29,9 +29,9 @@ def test_initialisation() -> None:
     model = fieldlens.Decoder(fieldlens.Config(scheme="none", layers=8, width=256, heads=4, vocab_size=4096))
     residual = 0.02 / math.sqrt(16)
     model.requires_grad_(False)
-    for name, wanted in (("qkv", 0.02), ("attention_out", residual), ("mlp_in", 0.02), ("mlp_out", residual)):
+    for name, expected in (("qkv", 0.02), ("attention_out", residual), ("mlp_in", 0.02), ("mlp_out", residual)):
         layer = getattr(model.blocks[0], name)
-        assert float(layer.weight.std()) == pytest.approx(wanted, rel=0.02)
+        assert float(layer.weight.std()) == pytest.approx(expected, rel=0.02)
         assert not layer.bias.any()
     assert float(model.embedding.weight.std()) == pytest.approx(0.02, rel=0.02)
     assert float(model.head.weight.std()) == pytest.approx(0.02, rel=0.02)
@@ -51,33 +51,33 @@ def test_rotary_decoder_is_transformers_gpt_neox() -> None:
         use_parallel_residual=False,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
     )
-    theirs = GPTNeoXForCausalLM(config).eval()
+    neox = GPTNeoXForCausalLM(config).eval()
     with torch.no_grad():
-        theirs.gpt_neox.embed_in.weight.copy_(model.embedding.weight)
-        theirs.lm_head.weight.copy_(model.head.weight)
-        for ours, their in zip(model.blocks, theirs.gpt_neox.layers, strict=True):
-            for mine, other in (
-                (ours.attention_out, their.attention.dense),
-                (ours.mlp_in, their.mlp.dense_h_to_4h),
-                (ours.mlp_out, their.mlp.dense_4h_to_h),
+        neox.gpt_neox.embed_in.weight.copy_(model.embedding.weight)
+        neox.lm_head.weight.copy_(model.head.weight)
+        for block, layer in zip(model.blocks, neox.gpt_neox.layers, strict=True):
+            for source, target in (
+                (block.attention_out, layer.attention.dense),
+                (block.mlp_in, layer.mlp.dense_h_to_4h),
+                (block.mlp_out, layer.mlp.dense_4h_to_h),
             ):
-                other.load_state_dict(mine.state_dict())
-            for kind in ("weight", "bias"):  # theirs interleaves q, k and v by head
-                by_head = getattr(ours.qkv, kind).unflatten(0, (3, 4, 8)).transpose(0, 1).flatten(0, 2)
-                getattr(their.attention.query_key_value, kind).copy_(by_head)
+                target.load_state_dict(source.state_dict())
+            for kind in ("weight", "bias"):  # GPT-NeoX interleaves q, k and v by head
+                by_head = getattr(block.qkv, kind).unflatten(0, (3, 4, 8)).transpose(0, 1).flatten(0, 2)
+                getattr(layer.attention.query_key_value, kind).copy_(by_head)
     ids = torch.randint(60, (2, 50))
     with torch.no_grad():
-        assert (model(ids) - theirs(ids).logits).abs().max() < 1e-4
+        assert (model(ids) - neox(ids).logits).abs().max() < 1e-4
 
 
-def test_embeddings_are_the_seam() -> None:
+def test_embeddings_can_replace_ids() -> None:
     model = fieldlens.Decoder(fieldlens.Config(scheme="sinusoidal", **SMALL))
     ids = torch.randint(60, (2, 9))
     assert torch.equal(model(embeddings_BTD=model.embed(ids)), model(ids))
 
 
 def test_positions_are_arguments() -> None:
-    """Sinusoidal embeddings are read at the positions given, not at the indices of the tensor."""
+    """Sinusoidal embeddings use `positions`, not the indices of the tensor."""
     model = fieldlens.Decoder(fieldlens.Config(scheme="sinusoidal", **SMALL))
     ids = torch.randint(60, (1, 6))
     shifted = model(ids, positions=torch.arange(3, 9))
@@ -86,15 +86,15 @@ def test_positions_are_arguments() -> None:
     assert (model(embeddings_BTD=by_hand - zero) - shifted).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("given", "own"), [(3, None), (3, 5), (5, 3), (None, 3)])
-def test_the_smaller_window_counts(given: int | None, own: int | None) -> None:
+@pytest.mark.parametrize(("window", "own"), [(3, None), (3, 5), (5, 3), (None, 3)])
+def test_the_smaller_window_applies(window: int | None, own: int | None) -> None:
     weights = fieldlens.Decoder(fieldlens.Config(scheme="alibi", init_std=0.2, **SMALL)).state_dict()
     wide = fieldlens.Decoder(fieldlens.Config(scheme="alibi", window=own, **SMALL))
     narrow = fieldlens.Decoder(fieldlens.Config(scheme="alibi", window=3, **SMALL))
     wide.load_state_dict(weights)
     narrow.load_state_dict(weights)
     ids = torch.randint(60, (1, 20))
-    assert torch.equal(wide(ids, window=given), narrow(ids))
+    assert torch.equal(wide(ids, window=window), narrow(ids))
 
 
 def test_config_holds_one_window_and_one_spelling() -> None:
@@ -105,18 +105,18 @@ def test_config_holds_one_window_and_one_spelling() -> None:
 
 
 def test_last_position_mode_computes_less() -> None:
-    """Under a window the bottom layer is given R(w-1)+1 tokens, however many come in; the last makes one query."""
+    """With a window the bottom layer reads R(w-1)+1 tokens, however long the text; the top layer has one query."""
     model = fieldlens.Decoder(fieldlens.Config(scheme="none", window=4, **SMALL))
-    seen: list[tuple[int, int]] = []
+    counts: list[tuple[int, int]] = []
     for block in model.blocks:
-        block.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0].shape[1], output.shape[1])))
+        block.register_forward_hook(lambda _, inputs, output: counts.append((inputs[0].shape[1], output.shape[1])))
     assert model(torch.randint(60, (1, 500)), last=True).shape == (1, 1, 60)
-    assert seen == [(7, 4), (4, 1)]
+    assert counts == [(7, 4), (4, 1)]
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_what_stands_in_place_of_a_projection_counts_in_last_position_mode(window: int | None) -> None:
-    """As adapters put it there: the projection and something more."""
+def test_a_replaced_projection_is_used_in_last_position_mode(window: int | None) -> None:
+    """As with LoRA adapters: the projection plus another layer."""
 
     class Adapted(torch.nn.Module):
         def __init__(self, base: torch.nn.Module) -> None:
@@ -139,43 +139,43 @@ def test_what_stands_in_place_of_a_projection_counts_in_last_position_mode(windo
     ("changes", "message"),
     [
         ({"width": 30}, "width 30 is not a multiple of heads 4"),
-        ({"layers": 0}, "layers is 0"),
-        ({"vocab_size": -5}, "vocab_size is -5"),
-        ({"mlp_width": 0}, "mlp_width is 0"),
-        ({"layers": 2.5}, "layers is 2.5: a whole number"),
-        ({"init_std": -1.0}, "init_std is -1"),
-        ({"window": 0}, "window is 0"),
-        ({"train_length": 0}, "train_length is 0: a whole number from 1"),
-        ({"train_length": 2.5}, "train_length is 2.5"),
+        ({"layers": 0}, "layers must be an integer of at least 1, got 0"),
+        ({"vocab_size": -5}, "vocab_size must be an integer of at least 1, got -5"),
+        ({"mlp_width": 0}, "mlp_width must be an integer of at least 1, got 0"),
+        ({"layers": 2.5}, "layers must be an integer of at least 1, got 2.5"),
+        ({"init_std": -1.0}, "init_std must be greater than 0, got -1"),
+        ({"window": 0}, "window must be at least 1, got 0"),
+        ({"train_length": 0}, "train_length must be an integer of at least 1, got 0"),
+        ({"train_length": 2.5}, "train_length must be an integer of at least 1, got 2.5"),
         ({"scheme": "sandwhich"}, "did you mean 'sandwich'"),
-        ({"scheme": "rotary", "width": 36}, "head width is 9"),
+        ({"scheme": "rotary", "width": 36}, "head width must be even, got 9"),
     ],
 )
-def test_bad_shapes_are_refused(changes: dict[str, object], message: str) -> None:
+def test_bad_shapes_are_rejected(changes: dict[str, object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         fieldlens.Decoder(fieldlens.Config(**{**SMALL, **changes}))
 
 
-def test_bad_calls_are_refused() -> None:
+def test_bad_calls_are_rejected() -> None:
     model = fieldlens.Decoder(fieldlens.Config(**SMALL))
     ids = torch.tensor([[1, 2, 3]])
     with pytest.raises(BadInput, match="token id 60 is outside the vocabulary of 60"):
         model(torch.tensor([[1, 60]]))
     with pytest.raises(BadInput, match="token id -1 is outside"):
         model(torch.tensor([[-1, 6]]))
-    with pytest.raises(BadInput, match=r"tokens from 1, 32\), got \(1, 0, 32\)"):
+    with pytest.raises(BadInput, match=r"tokens >= 1, 32\), got \(1, 0, 32\)"):
         model(ids[:, :0])
-    with pytest.raises(BadInput, match=r"positions has the shape \(5,\), wanted is \(3,\) or \(1, 3\)"):
+    with pytest.raises(BadInput, match=r"positions has shape \(5,\), expected \(3,\) or \(1, 3\)"):
         model(ids, positions=torch.arange(5))
-    with pytest.raises(BadInput, match=r"positions are torch\.float32: whole numbers are wanted"):
+    with pytest.raises(BadInput, match=r"positions must be integers, got torch\.float32"):
         model(torch.zeros(1, 3, dtype=torch.long), positions=torch.tensor([0, 0.5, 1]))
-    with pytest.raises(BadInput, match="a cache and the positions of its keys go together"):
+    with pytest.raises(BadInput, match="cache and key_positions must be passed together"):
         model(ids, key_positions=torch.arange(3))
-    with pytest.raises(BadInput, match=r"token ids are whole numbers of shape \(batch, tokens\)"):
+    with pytest.raises(BadInput, match=r"token ids must be integers of shape \(batch, tokens\)"):
         model(ids[0])
-    with pytest.raises(BadInput, match="embeddings are"):
+    with pytest.raises(BadInput, match="embeddings must have shape"):
         model(embeddings_BTD=torch.zeros(1, 3, 31))
-    with pytest.raises(BadInput, match="either token ids or embeddings"):
+    with pytest.raises(BadInput, match="exactly one of token ids and embeddings"):
         model(ids, embeddings_BTD=model.embed(ids))
-    with pytest.raises(BadInput, match="window is 0"):
+    with pytest.raises(BadInput, match="window must be at least 1, got 0"):
         model(ids, window=0)

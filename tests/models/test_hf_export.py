@@ -1,4 +1,4 @@
-"""Model folders in transformers: round trips, generation, and what is refused."""
+"""Model folders in transformers: round trips, generation, and invalid input."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_folder_round_trips_bit_for_bit(every_spec: str, tied: bool, tmp_path: P
 
 
 class Keeper(schemes.Scheme):
-    """bias(Δ) = -slope·Δ, from a tensor that is no parameter, kept in the way that `kind` says."""
+    """bias(Δ) = -slope·Δ, from an attribute (plain), a non-persistent (fleeting) or a persistent (kept) buffer."""
 
     def __init__(self, heads: int, head_width: int, *, kind: str = "plain") -> None:
         super().__init__(heads, head_width)
@@ -67,10 +67,10 @@ def test_a_scheme_may_keep_tables(kind: str, tmp_path: Path, monkeypatch: pytest
     model, ids = decoder(f"keeper:kind={kind}"), torch.randint(60, (2, 30))
     if kind == "kept":
         model.scheme.slopes_H *= 2
-    tmp_path.joinpath("ours").mkdir()
-    for name, data in folder_files(model).items():
-        tmp_path.joinpath("ours", name).write_bytes(data)
-    for folder in (save(model, tmp_path / "theirs"), tmp_path / "ours"):
+    tmp_path.joinpath("written").mkdir()
+    for name, content in folder_files(model).items():
+        tmp_path.joinpath("written", name).write_bytes(content)
+    for folder in (save(model, tmp_path / "saved"), tmp_path / "written"):
         assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(ids).logits, model(ids))
 
 
@@ -87,8 +87,8 @@ def greedy(model: fieldlens.Decoder, ids: torch.Tensor, tokens: int) -> torch.Te
 def test_generate_is_the_greedy_loop(every_spec: str, window: int | None, options: dict[str, object]) -> None:
     model = decoder(every_spec, window=window)
     ids = torch.randint(1, 60, (2, 9))
-    made = FieldlensForCausalLM.of(model).generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0, **options)
-    assert torch.equal(made, greedy(model, ids, 12))
+    output = FieldlensForCausalLM.of(model).generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0, **options)
+    assert torch.equal(output, greedy(model, ids, 12))
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -99,14 +99,14 @@ def test_padding_on_the_left_changes_nothing(every_spec: str, window: int | None
     padded[0], padded[1, 5:] = prompts[0], prompts[1]
     wrapped = FieldlensForCausalLM.of(model)
     mask = (padded > 0).long()
-    made = wrapped.generate(padded, attention_mask=mask, max_new_tokens=10, do_sample=False, pad_token_id=0)
-    for row, prompt in zip(made, prompts, strict=True):
+    output = wrapped.generate(padded, attention_mask=mask, max_new_tokens=10, do_sample=False, pad_token_id=0)
+    for row, prompt in zip(output, prompts, strict=True):
         alone = greedy(model, prompt, 10)[0]
         assert row[-len(alone) :].tolist() == alone.tolist()
 
 
 @pytest.mark.parametrize("hole", [slice(5, 9), slice(2, 4)])
-def test_padding_elsewhere_is_seen_by_nobody(every_spec: str, hole: slice) -> None:
+def test_padding_elsewhere_is_ignored(every_spec: str, hole: slice) -> None:
     model, ids = decoder(every_spec), torch.randint(1, 60, (1, 9))
     mask = torch.ones(1, 9, dtype=torch.long)
     mask[:, hole] = 0
@@ -125,16 +125,18 @@ def test_beams_reorder_the_cache() -> None:
 def test_loss_and_kept_logits() -> None:
     model = decoder("alibi")
     wrapped, ids = FieldlensForCausalLM.of(model), torch.randint(60, (2, 9))
-    wanted = torch.nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-    assert float(wrapped(ids, labels=ids).loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
-    torch.testing.assert_close(wrapped(ids, logits_to_keep=1).logits, model(ids)[:, -1:])  # products of another shape
+    expected = torch.nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert float(wrapped(ids, labels=ids).loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    torch.testing.assert_close(
+        wrapped(ids, logits_to_keep=1).logits, model(ids)[:, -1:]
+    )  # matrix products of another shape round differently
     assert torch.equal(wrapped(inputs_embeds=model.embed(ids)).logits, model(ids))
 
 
 @pytest.mark.parametrize("with_cache", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
 def test_recomputing_changes_no_gradient(window: int | None, with_cache: bool) -> None:
-    """`gradient_checkpointing_enable`, as trainers call it: blocks run twice, gradients stay, a cache is left alone."""
+    """`gradient_checkpointing_enable`: blocks run twice with the same gradients, but only once with a cache."""
     wrapped, ids = FieldlensForCausalLM.of(decoder("t5", window=window)), torch.randint(60, (2, 9))
     runs: list[int] = []
     wrapped.decoder.blocks[0].register_forward_pre_hook(lambda *_: runs.append(1))
@@ -147,7 +149,7 @@ def test_recomputing_changes_no_gradient(window: int | None, with_cache: bool) -
 
     plain = gradients()
     assert len(runs) == 1
-    getattr(wrapped, "activation_checkpointing_enable", wrapped.gradient_checkpointing_enable)()  # as it is called now
+    getattr(wrapped, "activation_checkpointing_enable", wrapped.gradient_checkpointing_enable)()  # the newer name
     assert all(map(torch.equal, gradients(), plain))
     assert len(runs) == (2 if with_cache else 3)
     getattr(wrapped, "activation_checkpointing_disable", wrapped.gradient_checkpointing_disable)()
@@ -156,49 +158,50 @@ def test_recomputing_changes_no_gradient(window: int | None, with_cache: bool) -
 
 def test_position_ids_are_honoured() -> None:
     model, ids = decoder("sinusoidal"), torch.randint(60, (1, 9))
-    wanted = model(ids, positions=torch.arange(5, 14))
-    wrapped, at = FieldlensForCausalLM.of(model), torch.arange(5, 14)[None]
-    assert torch.equal(wrapped(ids, position_ids=at).logits, wanted)
-    assert torch.equal(wrapped(ids, position_ids=at, attention_mask=torch.ones(1, 9)).logits, wanted)
+    expected = model(ids, positions=torch.arange(5, 14))
+    wrapped, position_ids = FieldlensForCausalLM.of(model), torch.arange(5, 14)[None]
+    assert torch.equal(wrapped(ids, position_ids=position_ids).logits, expected)
+    masked = wrapped(ids, position_ids=position_ids, attention_mask=torch.ones(1, 9))
+    assert torch.equal(masked.logits, expected)
     cache = wrapped(ids, use_cache=True).past_key_values
-    with pytest.raises(BadInput, match="position_ids disagree"):
+    with pytest.raises(BadInput, match="position_ids must equal the positions counted from attention_mask"):
         wrapped(ids[:, :1], position_ids=torch.tensor([[3]]), past_key_values=cache)
 
 
-@pytest.mark.parametrize("at", [[0, 1, 2, 0, 1, 2], [0, 1, 1, 2, 3, 4]])
+@pytest.mark.parametrize("positions", [[0, 1, 2, 0, 1, 2], [0, 1, 1, 2, 3, 4]])
 @pytest.mark.parametrize("with_cache", [False, True])
-def test_several_texts_in_one_row_are_refused(at: list[int], with_cache: bool) -> None:
+def test_several_texts_in_one_row_are_rejected(positions: list[int], with_cache: bool) -> None:
     ids = torch.randint(60, (1, 6))
-    with pytest.raises(BadInput, match="position_ids fall or repeat in a row"):
-        FieldlensForCausalLM.of(decoder("alibi"))(ids, position_ids=torch.tensor([at]), use_cache=with_cache)
+    with pytest.raises(BadInput, match="position_ids must increase within a row"):
+        FieldlensForCausalLM.of(decoder("alibi"))(ids, position_ids=torch.tensor([positions]), use_cache=with_cache)
 
 
-def test_a_mask_says_only_what_is_padding() -> None:
+def test_any_nonzero_mask_value_is_a_token() -> None:
     wrapped, ids = FieldlensForCausalLM.of(decoder("sinusoidal")), torch.randint(60, (1, 6))
     plain, numbered = torch.tensor([[0, 0, 1, 1, 1, 1]]), torch.tensor([[0, 0, 3, 3, 2, 2]])
-    seen = [wrapped(ids, attention_mask=mask).logits[:, 2:] for mask in (plain, numbered)]
-    assert torch.equal(*seen)
+    logits = [wrapped(ids, attention_mask=mask).logits[:, 2:] for mask in (plain, numbered)]
+    assert torch.equal(*logits)
 
 
-def test_what_joins_a_model_folder(tmp_path: Path) -> None:
-    """A tokenizer's files and no others, and which token ends a text."""
+def test_tokenizer_files_join_a_model_folder(tmp_path: Path) -> None:
+    """The files of a tokenizer and no others, and the end-of-text token."""
     for name in ("special_tokens_map.json", "merges.txt", "adapter_config.json", "config.json"):
         (tmp_path / name).write_text("{}")
     Tokenizer(models.WordLevel({"a": 0, "<|endoftext|>": 1}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
-    found = folder_files(decoder("none"), tmp_path)
-    assert sorted(found) == [
+    files = folder_files(decoder("none"), tmp_path)
+    assert sorted(files) == [
         "config.json", "generation_config.json", "merges.txt", "model.safetensors", "special_tokens_map.json",
         "tokenizer.json",
     ]  # fmt: skip
     (tmp_path / "model").mkdir()
-    for name, data in found.items():
-        (tmp_path / "model" / name).write_bytes(data)
+    for name, content in files.items():
+        (tmp_path / "model" / name).write_bytes(content)
     settings = AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config
     assert (settings.eos_token_id, settings.pad_token_id) == (1, 1)
 
 
-def test_what_learned_schemes_need_holds_in_anybodys_loop() -> None:
-    """KERPLE's parameters must stay positive; two forwards may come before one backward."""
+def test_learned_schemes_are_projected_in_any_training_loop() -> None:
+    """KERPLE's parameters must stay positive; two forward passes may precede one backward pass."""
     wrapped, ids = FieldlensForCausalLM.of(decoder("kerple")).train(), torch.randint(60, (2, 9))
     optimiser = torch.optim.SGD(wrapped.parameters(), 0.1)
     with torch.no_grad():
@@ -209,17 +212,17 @@ def test_what_learned_schemes_need_holds_in_anybodys_loop() -> None:
         optimiser.step()
 
 
-def test_states_of_every_layer_are_given_when_asked_for() -> None:
+def test_hidden_states_of_every_layer_can_be_returned() -> None:
     model, ids = decoder("sinusoidal"), torch.randint(60, (2, 9))
-    wrapped, seen = FieldlensForCausalLM.of(model), []
+    wrapped, outputs = FieldlensForCausalLM.of(model), []
     for block in model.blocks:
-        block.register_forward_hook(lambda block, given, out: seen.append(out))
-    found = wrapped(ids, output_hidden_states=True).hidden_states
-    assert torch.equal(found[0], model.embed(ids) + model.scheme.embedding(torch.arange(9)).float())
-    assert torch.equal(found[1], seen[0])
-    assert torch.equal(model.head(found[2]), model(ids))
+        block.register_forward_hook(lambda block, inputs, output: outputs.append(output))
+    states = wrapped(ids, output_hidden_states=True).hidden_states
+    assert torch.equal(states[0], model.embed(ids) + model.scheme.embedding(torch.arange(9)).float())
+    assert torch.equal(states[1], outputs[0])
+    assert torch.equal(model.head(states[2]), model(ids))
     assert wrapped(ids).hidden_states is None
-    with pytest.raises(BadInput, match="output_attentions is not offered"):
+    with pytest.raises(BadInput, match="output_attentions is not supported"):
         wrapped(ids, output_attentions=True)
 
 
@@ -229,21 +232,21 @@ def test_outputs_may_be_a_plain_tuple() -> None:
     assert torch.equal(logits, model(ids))
 
 
-def test_how_a_folder_may_be_opened(tmp_path: Path) -> None:
+def test_a_folder_loads_with_attn_implementation(tmp_path: Path) -> None:
     model, ids = decoder("alibi"), torch.randint(60, (2, 9))
     folder = save(model, tmp_path)
-    opened = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
-    assert torch.equal(opened(ids).logits, model(ids))
+    loaded = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    assert torch.equal(loaded(ids).logits, model(ids))
 
 
-def test_weights_that_wait_on_the_disk_are_refused(tmp_path: Path) -> None:
+def test_weights_offloaded_to_disk_are_rejected(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     folder = save(decoder("alibi"), tmp_path)
-    with pytest.raises(BadInput, match="weights that wait on the disk are not offered"):
-        AutoModelForCausalLM.from_pretrained(folder, device_map={"": "disk"}, offload_folder=tmp_path / "away")
+    with pytest.raises(BadInput, match="weights offloaded to disk are not supported"):
+        AutoModelForCausalLM.from_pretrained(folder, device_map={"": "disk"}, offload_folder=tmp_path / "offload")
 
 
-def test_a_cache_filled_in_inference_mode_can_be_written_on() -> None:
+def test_a_cache_filled_in_inference_mode_can_be_extended() -> None:
     wrapped, ids = FieldlensForCausalLM.of(decoder("alibi", window=5)), torch.randint(60, (1, 9))
     with torch.inference_mode():
         cache = wrapped(ids[:, :6]).past_key_values
@@ -252,7 +255,7 @@ def test_a_cache_filled_in_inference_mode_can_be_written_on() -> None:
         assert (torch.cat(rest, 1) - wrapped(ids).logits[:, 6:]).abs().max() < 1e-5
 
 
-def test_rows_of_a_cache_can_be_repeated_and_chosen() -> None:
+def test_rows_of_a_cache_can_be_repeated_and_selected() -> None:
     wrapped, ids = FieldlensForCausalLM.of(decoder("alibi")), torch.randint(60, (2, 9))
     with torch.no_grad():
         cache = wrapped(ids[:, :8]).past_key_values
@@ -262,8 +265,8 @@ def test_rows_of_a_cache_can_be_repeated_and_chosen() -> None:
         assert (last - wrapped(ids[[1, 0]]).logits[:, 8:]).abs().max() < 1e-5
 
 
-def test_a_mask_of_another_shape_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"attention_mask has the shape \(1, 5\), wanted is \(batch, 9\)"):
+def test_a_mask_of_wrong_shape_is_rejected() -> None:
+    with pytest.raises(BadInput, match=r"attention_mask must have shape \(batch, 9\), got \(1, 5\)"):
         FieldlensForCausalLM.of(decoder("none"))(torch.zeros(1, 9, dtype=torch.long), attention_mask=torch.ones(1, 5))
 
 
@@ -285,7 +288,7 @@ def damage(folder: Path, change: object) -> None:
         (lambda weights: weights["decoder.norm.weight"].fill_(torch.nan), "not finite: decoder.norm.weight"),
     ],
 )
-def test_damaged_weights_are_refused(change: object, message: str, tmp_path: Path) -> None:
+def test_damaged_weights_are_rejected(change: object, message: str, tmp_path: Path) -> None:
     folder = save(decoder("kerple"), tmp_path)
     damage(folder, change)
     with pytest.raises(BadInput, match=message):
@@ -303,11 +306,11 @@ def test_weights_are_projected_at_load(tmp_path: Path) -> None:
     [
         ({"width": 30}, "width 30 is not a multiple of heads 4"),
         ({"scheme": "sandwhich"}, "did you mean 'sandwich'"),
-        ({"window": 0}, "window is 0"),
+        ({"window": 0}, "window must be at least 1, got 0"),
         ({"layers": "many"}, "layers"),
     ],
 )
-def test_a_bad_configuration_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_a_bad_configuration_is_rejected(change: dict[str, object], message: str, tmp_path: Path) -> None:
     folder = save(decoder("sandwich"), tmp_path)
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, **change}))
@@ -316,7 +319,7 @@ def test_a_bad_configuration_is_refused(change: dict[str, object], message: str,
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+def test_a_file_cut_short_is_rejected(tmp_path: Path) -> None:
     folder = save(decoder("none"), tmp_path)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])

@@ -19,6 +19,7 @@ from fieldlens.models.adapters.decoder import DecoderAdapter
 from fieldlens.models.adapters.hf import HFAdapter
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, name_of, unique_names
+from fieldlens.storage.sealed import write_sealed
 
 CPU, SINGLE = torch.device("cpu"), torch.float32
 GOLDEN = Path(__file__).parents[1] / "golden" / "model"
@@ -89,7 +90,7 @@ def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="does not exist: give a run folder, a Hugging Face folder or id"):
             find_model(text)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadInput, match=r"empty is no model: there is neither a config\.json nor a run"):
+    with pytest.raises(BadInput, match=r"empty is not a model: it contains neither a config\.json nor a run"):
         find_model(str(tmp_path / "empty"))
 
 
@@ -100,10 +101,10 @@ def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_run_that_is_not_finished_has_no_model(tmp_path: Path) -> None:
-    (tmp_path / "status.json").write_text('{"state": "stopped"}')
+    write_sealed(tmp_path / "status.json", {"state": "stopped"})
     recipe = {"scheme": "alibi", "corpus": "stdlib", "seed": 1}
-    (tmp_path / "config.json").write_text(json.dumps({"recipe": recipe, "experiment": {}, "address": "x"}))
-    with pytest.raises(BadInput, match="is a run without a model: it is stopped; fieldlens train --resume"):
+    write_sealed(tmp_path / "config.json", {"recipe": recipe, "experiment": {}, "address": "x"})
+    with pytest.raises(BadInput, match=r"has no model yet \(state: stopped\): finish the run with fieldlens train"):
         find_model(str(tmp_path))
 
 
@@ -111,7 +112,7 @@ def test_a_run_folder_that_is_none_of_ours_is_one_line(tmp_path: Path) -> None:
     for status, config in (("{}", "{}"), ("[]", "{}"), ('{"state": "finished"}', '{"recipe": 3}')):
         (tmp_path / "status.json").write_text(status)
         (tmp_path / "config.json").write_text(config)
-        with pytest.raises(BadInput, match="is not"):
+        with pytest.raises(BadInput, match=r"is not|has no seal"):
             find_model(str(tmp_path))
 
 
@@ -130,7 +131,7 @@ def test_missing_and_broken_weights_are_refused(llama: Path) -> None:
     with pytest.raises(BadInput, match=rf"weights are not finite: {name}"):
         load(find_model(str(llama)), CPU, SINGLE)
     _change(llama, name, None)
-    with pytest.raises(BadInput, match=rf"weights do not fit, missing keys: \['{name}'\]"):
+    with pytest.raises(BadInput, match=rf"the weights do not fit the configuration, missing keys: \['{name}'\]"):
         load(find_model(str(llama)), CPU, SINGLE)
 
 
@@ -157,7 +158,7 @@ def test_nothing_in_a_folder_is_executed(llama: Path) -> None:
 def test_pickled_weights_are_not_opened(llama: Path) -> None:
     (llama / "model.safetensors").unlink()
     torch.save({"x": torch.zeros(1)}, llama / "pytorch_model.bin")
-    with pytest.raises(BadInput, match=r"has only pickled weights, which are not opened: save it again with save_pre"):
+    with pytest.raises(BadInput, match=r"has only pickled weights, which are not loaded: save it with save_pre"):
         find_model(str(llama))
 
 
@@ -170,7 +171,7 @@ def test_an_adapter_is_not_passed_by(llama: Path, monkeypatch: pytest.MonkeyPatc
     (llama / "adapter_config.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(
-        BadInput, match=r"is a LoRA adapter: install peft, or merge it into its base \(merge_and_unload"
+        BadInput, match=r"is a LoRA adapter: install peft, or merge it into its base model \(merge_and_unload"
     ):
         find_model(str(llama))
     peft = ModuleType("peft")
@@ -178,7 +179,7 @@ def test_an_adapter_is_not_passed_by(llama: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "peft", peft)
     assert find_model(str(llama)).name == "llama"  # transformers applies it
     (llama / "config.json").unlink()
-    with pytest.raises(BadInput, match=r"is a LoRA adapter: merge it into its base \(merge_and_unload\) and save that"):
+    with pytest.raises(BadInput, match=r"is a LoRA adapter: merge it into its base model \(merge_and_unload\)"):
         find_model(str(llama))
 
 
@@ -206,7 +207,7 @@ def test_a_decoder_is_not_run_without_its_encoder(tmp_path: Path) -> None:
     config = BartConfig(**shape, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16)
     BartForConditionalGeneration(config).save_pretrained(tmp_path / "both")
     BartForCausalLM(config).save_pretrained(tmp_path / "alone")
-    with pytest.raises(BadInput, match="is an encoder and a decoder: a causal language model is needed"):
+    with pytest.raises(BadInput, match="is an encoder-decoder: a causal language model is needed"):
         load(find_model(str(tmp_path / "both")), CPU, SINGLE)
     assert load(find_model(str(tmp_path / "alone")), CPU, SINGLE).about["kind"] == "bart"
 

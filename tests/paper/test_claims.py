@@ -1,4 +1,4 @@
-"""Claims: where the world is as the paper says all hold, where it is not none does, and nothing decides nothing."""
+"""Claims: all hold on results as the paper describes them, none on contrary results, none decided without results."""
 
 import dataclasses
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shelving import Told
-from worlds import (
+from made_up_results import MadeUpResults
+from made_up_worlds import (
     as_printed,
     contrary,
     fields_as_printed,
@@ -26,9 +26,9 @@ from fieldlens.study.plan import Job, Study, read_study
 
 ROOT = Path(__file__).parents[2]
 NEEDS_NOTHING = {"slope-floor", "two-fits", "dims-window"}
-"""What no run decides."""
+"""Claims that need no runs."""
 APART = {"parity-fails"}
-"""A claim with a study of its own, and tests beside it."""
+"""A claim with its own study, tested in test_parity.py."""
 
 
 @pytest.fixture(scope="module")
@@ -39,58 +39,58 @@ def study() -> Study:
 @pytest.fixture(scope="module")
 def worlds(study: Study) -> dict[str, PaperResults]:
     return {
-        "holds": Told(
+        "holds": MadeUpResults(
             study,
             as_printed,
             fields_as_printed,
             with_a_second_seed,
             lambda job: 100 + 10 * job.name.startswith(("t5", "kerple")),
         ),
-        "does not hold": Told(
+        "does not hold": MadeUpResults(
             study, contrary, fields_contrary, with_a_second_seed, lambda job: 100 - 10 * learned(job)
         ),
-        "undecided": Told(study, there=lambda job: False),
+        "undecided": MadeUpResults(study, available=lambda job: False),
     }
 
 
 @pytest.mark.parametrize("verdict", ["holds", "does not hold", "undecided"])
 def test_every_claim_comes_out_as_the_world_is(worlds: dict[str, PaperResults], verdict: str) -> None:
-    found = {one.name: one for one in judged(worlds[verdict])}
+    claims = {claim.name: claim for claim in judged(worlds[verdict])}
     wrong = {
-        name: (one.verdict, one.evidence)
-        for name, one in found.items()
-        if one.verdict != verdict
+        name: (claim.verdict, claim.evidence)
+        for name, claim in claims.items()
+        if claim.verdict != verdict
         and name not in NEEDS_NOTHING | APART
         and (name, verdict) != ("erf-as-printed", "does not hold")
     }
     assert not wrong
-    assert {found[name].verdict for name in NEEDS_NOTHING} == {"holds"}
+    assert {claims[name].verdict for name in NEEDS_NOTHING} == {"holds"}
 
 
-def test_what_is_undecided_names_a_run(worlds: dict[str, PaperResults]) -> None:
-    for one in judged(worlds["undecided"]):
-        assert one.name in NEEDS_NOTHING | APART or any(" on " in need for need in one.needs), one.name
+def test_an_undecided_claim_names_a_run(worlds: dict[str, PaperResults]) -> None:
+    for claim in judged(worlds["undecided"]):
+        assert claim.name in NEEDS_NOTHING | APART or any(" on " in need for need in claim.needs), claim.name
 
 
 def test_a_claim_that_does_not_hold_says_what_would_decide(worlds: dict[str, PaperResults]) -> None:
-    found = judged(worlds["does not hold"])
-    assert all(one.decides for one in found if one.verdict == "does not hold")
-    assert not any(one.decides for one in found if one.verdict == "holds")
+    claims = judged(worlds["does not hold"])
+    assert all(claim.decides for claim in claims if claim.verdict == "does not hold")
+    assert not any(claim.decides for claim in claims if claim.verdict == "holds")
 
 
 def test_one_corpus_against_another_does_not_hold(study: Study) -> None:
     """A claim must hold on every corpus that was run."""
 
-    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
-        return (as_printed if job.recipe.corpus == "latex" else contrary)(job, length, asked)
+    def law(job: Job, length: int, request: dict[str, Any]) -> float:
+        return (as_printed if job.recipe.corpus == "latex" else contrary)(job, length, request)
 
-    shelf = Told(study, law, fields_as_printed, lambda job: job.recipe.seed == 1235)
-    found = judge(shelf, "alibi-rises")
-    assert found.verdict == "does not hold"
-    assert [word.split(":")[0] for word in found.evidence] == ["latex", "prose", "code"]
+    results = MadeUpResults(study, law, fields_as_printed, lambda job: job.recipe.seed == 1235)
+    claim = judge(results, "alibi-rises")
+    assert claim.verdict == "does not hold"
+    assert [line.split(":")[0] for line in claim.evidence] == ["latex", "prose", "code"]
 
 
-def test_one_no_outweighs_and_a_doubt_stays() -> None:
+def test_one_false_answer_decides_and_none_leaves_it_open() -> None:
     assert settled([True, None, False]) is False
     assert settled([True, None]) is None
     assert settled([True, True]) is True
@@ -106,21 +106,21 @@ BETWEEN = [
 @pytest.mark.parametrize("name", BETWEEN)
 def test_one_seed_does_not_tell_models_apart(study: Study, name: str) -> None:
     for law in (as_printed, contrary):
-        found = judge(Told(study, law, there=first_wave), name)
-        assert found.verdict == "undecided"
-        assert "two or more seeds" in found.wants[0]
+        claim = judge(MadeUpResults(study, law, available=first_wave), name)
+        assert claim.verdict == "undecided"
+        assert "two or more seeds" in claim.wants[0]
 
 
 @pytest.mark.parametrize("name", BETWEEN)
 def test_seeds_that_disagree_decide_nothing(study: Study, name: str) -> None:
-    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
-        return (as_printed if job.recipe.seed == 1235 else contrary)(job, length, asked)
+    def law(job: Job, length: int, request: dict[str, Any]) -> float:
+        return (as_printed if job.recipe.seed == 1235 else contrary)(job, length, request)
 
     def spread(job: Job, length: int) -> np.ndarray:
         return (fields_as_printed if job.recipe.seed == 1235 else fields_contrary)(job, length)
 
-    found = judge(Told(study, law, spread, with_a_second_seed), name)
-    assert found.verdict == "undecided"
+    claim = judge(MadeUpResults(study, law, spread, with_a_second_seed), name)
+    assert claim.verdict == "undecided"
 
 
 ALONE = {
@@ -132,22 +132,24 @@ ALONE = {
     "large-slopes": "alibi:same",
     "early-tokens": "alibi",
 }
-"""Claims about one model at a time, and one that they ask about."""
+"""Claims about one model at a time, with the model that the test changes."""
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_seed_that_goes_its_own_way_leaves_a_claim_about_one_model_open(study: Study, name: str) -> None:
-    """One seed much as the paper says, two a little otherwise: pooled it would look as the paper says."""
+def test_one_deviating_seed_leaves_a_claim_about_one_model_open(study: Study, name: str) -> None:
+    """One seed agrees strongly with the paper, two differ a little: pooled they would agree with the paper."""
 
-    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
-        told = as_printed(job, length, asked)
+    def law(job: Job, length: int, request: dict[str, Any]) -> float:
+        loss = as_printed(job, length, request)
         if job.recipe.seed == 1235 or not job.recipe.scheme.startswith(ALONE[name]):
-            return told
-        base = as_printed(job, 128, {**asked, "window": None})
-        return base - 0.1 * (told - base)
+            return loss
+        base = as_printed(job, 128, {**request, "window": None})
+        return base - 0.1 * (loss - base)
 
-    shelf = Told(study, law, fields_as_printed, lambda job: job.recipe.corpus == "latex" and job.recipe.seed < 1238)
-    assert judge(shelf, name).verdict == "undecided"
+    results = MadeUpResults(
+        study, law, fields_as_printed, lambda job: job.recipe.corpus == "latex" and job.recipe.seed < 1238
+    )
+    assert judge(results, name).verdict == "undecided"
 
 
 @pytest.mark.parametrize("name", ["sinusoidal-jumps", "rotary-rings", "windows-covered"])
@@ -155,35 +157,35 @@ def test_seeds_whose_fields_disagree_decide_nothing(study: Study, name: str) -> 
     def spread(job: Job, length: int) -> np.ndarray:
         return fields_as_printed(job, length) if job.recipe.seed == 1235 else np.ones(length)
 
-    shelf = Told(study, as_printed, spread, with_a_second_seed)
-    assert judge(shelf, name).verdict == "undecided"
+    results = MadeUpResults(study, as_printed, spread, with_a_second_seed)
+    assert judge(results, name).verdict == "undecided"
 
 
 @pytest.mark.parametrize(("name", "drift"), [("alibi-rises", 0.0003), ("sandwich-improves", -0.0003)])
-def test_a_trifle_is_no_move_however_certain(study: Study, name: str, drift: float) -> None:
-    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+def test_a_negligible_change_is_no_change_however_significant(study: Study, name: str, drift: float) -> None:
+    def law(job: Job, length: int, request: dict[str, Any]) -> float:
         return 3.0 + drift * (length > job.recipe.length)
 
-    found = judge(Told(study, law, there=first_wave, noise=1e-5), name)
-    assert found.verdict == "does not hold"
+    claim = judge(MadeUpResults(study, law, available=first_wave, noise=1e-5), name)
+    assert claim.verdict == "does not hold"
 
 
 def test_models_go_by_the_papers_names_and_ours(worlds: dict[str, PaperResults]) -> None:
-    shelf = worlds["holds"]
-    assert [shelf.label(model) for model in ("alibi", "shift:2", "same:8", "window:80", "t5", "sandwich:dims=64")] == [
-        "alibi", "Δ 2 | 0", "h 8 | 6", "w 80 | 20", "t5", "sandwich:dims=64",
-    ]  # fmt: skip
-    assert Told(read_study("paper-full")).label("window:80") == "w 80"
+    results = worlds["holds"]
+    models = ("alibi", "shift:2", "same:8", "window:80", "t5", "sandwich:dims=64")
+    labels = ["alibi", "Δ 2 | 0", "h 8 | 6", "w 80 | 20", "t5", "sandwich:dims=64"]
+    assert [results.label(model) for model in models] == labels
+    assert MadeUpResults(read_study("paper-full")).label("window:80") == "w 80"
 
 
 def test_a_corpus_that_was_run_and_decides_nothing_leaves_a_claim_open(worlds: dict[str, PaperResults]) -> None:
     answers: dict[str, bool | None] = {"arxiv": True, "openwebtext2": None}
-    found = over(Evidence(worlds["holds"]), list(answers), lambda corpus: (answers[corpus], [corpus]))
-    assert (found.verdict, found.needs, found.wants) == ("undecided", [], ["prose: more targets or seeds"])
+    outcome = over(Evidence(worlds["holds"]), list(answers), lambda corpus: (answers[corpus], [corpus]))
+    assert (outcome.verdict, outcome.needs, outcome.wants) == ("undecided", [], ["prose: more targets or seeds"])
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "where", "value"),
+    ("name", "module", "attribute", "value"),
     [
         ("slope-floor", findings, "FLOOR", 0.001),
         ("two-fits", findings, "PRINTED", (-1.02, -0.02)),
@@ -192,49 +194,49 @@ def test_a_corpus_that_was_run_and_decides_nothing_leaves_a_claim_open(worlds: d
     ],
 )
 def test_findings_that_need_no_run_can_fail(
-    worlds: dict[str, PaperResults], monkeypatch: pytest.MonkeyPatch, name: str, module: Any, where: str, value: Any
+    worlds: dict[str, PaperResults], monkeypatch: pytest.MonkeyPatch, name: str, module: Any, attribute: str, value: Any
 ) -> None:
-    monkeypatch.setattr(module, where, value)
+    monkeypatch.setattr(module, attribute, value)
     assert judge(worlds["holds"], name).verdict == "does not hold"
 
 
 def test_the_pages_show_every_claim(worlds: dict[str, PaperResults]) -> None:
-    shelf = worlds["does not hold"]
-    found = judged(shelf)
-    text, page = markdown(shelf, found), html(shelf, found)
-    for one in found:
-        assert f"### {one.name}: {one.verdict}" in text
-        assert one.name in page
+    results = worlds["does not hold"]
+    claims = judged(results)
+    text, page = markdown(results, claims), html(results, claims)
+    for claim in claims:
+        assert f"### {claim.name}: {claim.verdict}" in text
+        assert claim.name in page
     assert "latex" in text
     assert "2 of 5 seeds" in text
     assert "stood for by" in text
 
 
 def test_the_committed_page_is_what_the_committed_results_say() -> None:
-    """Nobody writes a verdict by hand: `fieldlens paper claims --out docs` writes the page."""
-    shelf = PaperResults(read_study("paper"), ROOT / "results" / "paper")
-    assert (ROOT / "docs" / "claims.md").read_text() == markdown(shelf, judged(shelf))
+    """`fieldlens paper claims --out docs` writes the page."""
+    results = PaperResults(read_study("paper"), ROOT / "results" / "paper")
+    assert (ROOT / "docs" / "claims.md").read_text() == markdown(results, judged(results))
 
 
 def test_evidence_shows_what_each_seed_says(study: Study) -> None:
-    """So that a reader sees why a small p decides nothing."""
+    """It shows why a small p does not decide the claim."""
 
-    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+    def law(job: Job, length: int, request: dict[str, Any]) -> float:
         return 3.0 + (0.1 if job.recipe.seed == 1235 else -0.3) * (job.recipe.scheme == "kerple")
 
-    shelf = Told(study, law, fields_as_printed, with_a_second_seed, noise=0.0)
-    found = judge(shelf, "learned-better")
-    assert found.verdict == "undecided"
-    assert any("kerple minus sandwich: -0.1000" in line and "seeds +0.1000, -0.3000" in line for line in found.evidence)
+    results = MadeUpResults(study, law, fields_as_printed, with_a_second_seed, noise=0.0)
+    claim = judge(results, "learned-better")
+    assert claim.verdict == "undecided"
+    assert any("kerple minus sandwich: -0.1000" in line and "seeds +0.1000, -0.3000" in line for line in claim.evidence)
 
 
-def test_what_diverged_is_named(study: Study) -> None:
-    shelf = Told(study, as_printed, fields_as_printed, first_wave)
+def test_a_diverged_run_is_named(study: Study) -> None:
+    results = MadeUpResults(study, as_printed, fields_as_printed, first_wave)
     for job in study.whole:
-        one = shelf.result(job)
-        if one is not None and job.recipe.scheme == "kerple":
-            one.about["state"] = "diverged"
-            one.evaluations[:] = [dataclasses.replace(each, losses={}) for each in one.evaluations]
-    found = judge(shelf, "learned-better")
-    assert "kerple on latex, which diverged with seed 1235" in found.needs
-    assert "Diverged, and counted as no number: kerple-latex-1235" in markdown(shelf, [found])
+        result = results.result(job)
+        if result is not None and job.recipe.scheme == "kerple":
+            result.about["state"] = "diverged"
+            result.evaluations[:] = [dataclasses.replace(evaluation, losses={}) for evaluation in result.evaluations]
+    claim = judge(results, "learned-better")
+    assert "kerple on latex, which diverged with seed 1235" in claim.needs
+    assert "Diverged, and counted as no number: kerple-latex-1235" in markdown(results, [claim])

@@ -1,11 +1,11 @@
-"""Claims about single schemes: slopes, Rotary, Sinusoidal, Sandwich, and what they cost."""
+"""Claims about single schemes: slopes, Rotary, Sinusoidal, Sandwich, and their costs."""
 
 from typing import Any
 
 import numpy as np
 import pytest
-from shelving import Told
-from worlds import as_printed, fields_as_printed, first_wave, judge, kind_of, spoil, with_a_second_seed
+from made_up_results import MadeUpResults
+from made_up_worlds import as_printed, fields_as_printed, first_wave, judge, kind_of, spoil, with_a_second_seed
 
 from fieldlens.paper.artifacts import sinusoidal_128_512
 from fieldlens.paper.claims import slopes
@@ -23,54 +23,54 @@ def study() -> Study:
     [(0.02, "holds"), (0.004, "holds"), (0.0, "does not hold"), (0.2, "does not hold"), (-0.02, "does not hold")],
 )
 def test_a_cache_must_cost_sandwich_a_little(study: Study, cost: float, verdict: str) -> None:
-    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
-        return 3.0 + cost * (asked.get("window") is not None and job.recipe.scheme == "sandwich")
+    def law(job: Job, length: int, request: dict[str, Any]) -> float:
+        return 3.0 + cost * (request.get("window") is not None and job.recipe.scheme == "sandwich")
 
-    shelf = Told(study, law, there=first_wave, noise=0.001)
-    assert judge(shelf, "sliding-cache").verdict == verdict
+    results = MadeUpResults(study, law, available=first_wave, noise=0.001)
+    assert judge(results, "sliding-cache").verdict == verdict
 
 
 def test_a_rise_that_is_not_certain_decides_nothing(study: Study) -> None:
     """One document of twelve is much worse at long lengths: more than 1 % in the mean, and no evidence."""
-    shelf = Told(study, there=first_wave)
-    (job,) = [job for job in shelf.jobs(["alibi"], ["arxiv"]) if first_wave(job)]
-    found = shelf.result(job)
-    assert found is not None
+    results = MadeUpResults(study, available=first_wave)
+    (job,) = [job for job in results.jobs(["alibi"], ["arxiv"]) if first_wave(job)]
+    result = results.result(job)
+    assert result is not None
     for length in (256, 512, 1024, 2048):
-        found.evaluations[0].losses[length][:3] += 1.0
-    assert judge(shelf, "alibi-rises").verdict == "undecided"
+        result.evaluations[0].losses[length][:3] += 1.0
+    assert judge(results, "alibi-rises").verdict == "undecided"
 
 
 def test_a_rise_that_documents_disagree_on_decides_nothing(study: Study) -> None:
-    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
-        return as_printed(job, 128 if kind_of(job)[1].get("same", 0) >= 4 else length, asked)
+    def law(job: Job, length: int, request: dict[str, Any]) -> float:
+        return as_printed(job, 128 if kind_of(job)[1].get("same", 0) >= 4 else length, request)
 
-    shelf = Told(study, law, fields_as_printed, first_wave)
-    assert judge(shelf, "large-slopes").verdict == "does not hold"
-    spoil(shelf, ["same:6", "same:8"], 256, 1.0)
-    assert judge(shelf, "large-slopes").verdict == "undecided"
+    results = MadeUpResults(study, law, fields_as_printed, first_wave)
+    assert judge(results, "large-slopes").verdict == "does not hold"
+    spoil(results, ["same:6", "same:8"], 256, 1.0)
+    assert judge(results, "large-slopes").verdict == "undecided"
 
 
 @pytest.mark.parametrize(("gains", "verdict"), [((0.0, -0.002), "does not hold"), ((0.02, -0.03), "undecided")])
 def test_a_gain_in_pieces_that_seeds_disagree_on_is_left_open(
     study: Study, gains: tuple[float, float], verdict: str
 ) -> None:
-    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
-        pieces = asked.get("protocol") == "non-overlapping" and length > 128
+    def law(job: Job, length: int, request: dict[str, Any]) -> float:
+        pieces = request.get("protocol") == "non-overlapping" and length > 128
         return 3.0 - gains[job.recipe.seed != 1235] * pieces
 
-    shelf = Told(study, law, there=with_a_second_seed, noise=0.001)
-    assert judge(shelf, "early-tokens").verdict == verdict
+    results = MadeUpResults(study, law, available=with_a_second_seed, noise=0.001)
+    assert judge(results, "early-tokens").verdict == verdict
 
 
 @pytest.mark.parametrize(("flat", "verdict"), [(0.5, "holds"), (0.05, "does not hold")])
 def test_slopes_are_judged_by_growth_beyond_that_of_alibi(study: Study, flat: float, verdict: str) -> None:
-    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+    def law(job: Job, length: int, request: dict[str, Any]) -> float:
         rise = flat if kind_of(job)[1].get("shift") == 6 else 0.05
         return 3.0 + rise * (length > 128)
 
-    shelf = Told(study, law, there=with_a_second_seed, noise=0.001)
-    assert judge(shelf, "slope-values").verdict == verdict
+    results = MadeUpResults(study, law, available=with_a_second_seed, noise=0.001)
+    assert judge(results, "slope-values").verdict == verdict
 
 
 @pytest.mark.parametrize(("second", "verdict"), [(-379, "holds"), (-300, "does not hold")])
@@ -80,32 +80,32 @@ def test_rotary_rings_at_a_wavelength(study: Study, second: int, verdict: str) -
         shares[[-180, second]] += 100
         return shares
 
-    shelf = Told(study, spread=spread, there=first_wave)
-    assert judge(shelf, "rotary-rings").verdict == verdict
+    results = MadeUpResults(study, spread=spread, available=first_wave)
+    assert judge(results, "rotary-rings").verdict == verdict
 
 
 @pytest.mark.parametrize(
-    ("there", "elsewhere", "verdict"),
+    ("at_end", "elsewhere", "verdict"),
     [(50, 0, "holds"), (50, 49, "undecided"), (50, 99, "does not hold"), (0, 0, "does not hold")],
 )
 def test_sinusoidal_must_jump_where_training_ended_and_nowhere_as_much(
-    study: Study, there: int, elsewhere: int, verdict: str
+    study: Study, at_end: int, elsewhere: int, verdict: str
 ) -> None:
     def spread(job: Job, length: int) -> np.ndarray:
         back = np.arange(length)[::-1]
         shares = 1.0 + 1e-3 * back
-        shares[job.recipe.length] += there
+        shares[job.recipe.length] += at_end
         shares[2 * job.recipe.length] += elsewhere
         return shares
 
-    shelf = Told(study, spread=spread, there=first_wave)
-    assert judge(shelf, "sinusoidal-jumps").verdict == verdict
+    results = MadeUpResults(study, spread=spread, available=first_wave)
+    assert judge(results, "sinusoidal-jumps").verdict == verdict
 
 
 def test_dimensions_that_do_not_differ_decide_nothing(study: Study) -> None:
-    found = judge(Told(study, there=first_wave), "dims-128")
-    assert found.verdict == "undecided"
-    assert "alike with each of two or more seeds" in found.wants[0]
+    claim = judge(MadeUpResults(study, available=first_wave), "dims-128")
+    assert claim.verdict == "undecided"
+    assert "alike with each of two or more seeds" in claim.wants[0]
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,10 @@ def test_times_decide_where_seeds_agree(
         scale = {"t5": 1.0, "kerple": 0.99}.get(job.recipe.scheme.split(":")[0])
         return 100 * (times[job.recipe.seed] * scale if scale else 1)
 
-    shelf = Told(study, there=lambda job: job.recipe.corpus == "latex" and job.recipe.seed in seeds, train=train)
-    assert judge(shelf, "learned-costs").verdict == verdict
+    results = MadeUpResults(
+        study, available=lambda job: job.recipe.corpus == "latex" and job.recipe.seed in seeds, train=train
+    )
+    assert judge(results, "learned-costs").verdict == verdict
 
 
 @pytest.mark.parametrize(("noise", "verdict"), [(1.1, "holds"), (1.3, "undecided"), (1 / 1.3, "undecided")])
@@ -137,18 +139,20 @@ def test_times_must_differ_by_more_than_those_of_equal_models(study: Study, nois
         return 100 * (1.2 if learned else noise if unlucky else 1)
 
     seeds = (1235, 1236)
-    shelf = Told(study, there=lambda job: job.recipe.corpus == "latex" and job.recipe.seed in seeds, train=train)
-    found = judge(shelf, "learned-costs")
-    assert found.verdict == verdict
-    assert f"one takes up to × {max(noise, 1 / noise):.2f} as long" in " ".join(found.evidence)
+    results = MadeUpResults(
+        study, available=lambda job: job.recipe.corpus == "latex" and job.recipe.seed in seeds, train=train
+    )
+    claim = judge(results, "learned-costs")
+    assert claim.verdict == verdict
+    assert f"one takes up to × {max(noise, 1 / noise):.2f} as long" in " ".join(claim.evidence)
 
 
 def test_a_jump_is_found_where_it_is() -> None:
     shares = np.full((1, 400), 1.0)
     shares[0, 99] = 50.0
-    place, times = sinusoidal_128_512.jump(ReceptiveField(shares), 32)
-    assert abs(place - 100) <= 1
-    assert times == pytest.approx(51 / (2 + 98 / 367), rel=0.02)
+    position, weight = sinusoidal_128_512.jump(ReceptiveField(shares), 32)
+    assert abs(position - 100) <= 1
+    assert weight == pytest.approx(51 / (2 + 98 / 367), rel=0.02)
 
 
 @pytest.mark.parametrize(

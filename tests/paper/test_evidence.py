@@ -1,9 +1,9 @@
-"""What claims are judged by: paired gaps, pooled seeds, plateaus."""
+"""Evidence for claims: paired gaps, pooled seeds, plateaus."""
 
 import numpy as np
 import pytest
-from shelving import Told
-from worlds import as_printed, fields_as_printed
+from made_up_results import MadeUpResults
+from made_up_worlds import as_printed, fields_as_printed
 
 from fieldlens.evaluation.statistics import Interval, Paired
 from fieldlens.paper.evidence import Gap, corrected, plateau
@@ -34,12 +34,12 @@ def test_an_interval_decides_where_all_of_it_lies_on_one_side(
 
 
 def test_seeds_are_pooled_by_target(study: Study) -> None:
-    shelf = Told(study, as_printed, fields_as_printed, lambda job: job.recipe.corpus == "latex")
-    found = shelf.pooled("sandwich", "arxiv")
-    assert found is not None
-    each = [one.losses[128].double() for one in shelf.evaluations("sandwich", "arxiv").values()]
-    assert len(each) == 5
-    assert found.losses[128].numpy() == pytest.approx(sum(each).numpy() / 5)  # type: ignore[union-attr]
+    results = MadeUpResults(study, as_printed, fields_as_printed, lambda job: job.recipe.corpus == "latex")
+    pooled = results.pooled("sandwich", "arxiv")
+    assert pooled is not None
+    losses = [evaluation.losses[128].double() for evaluation in results.evaluations("sandwich", "arxiv").values()]
+    assert len(losses) == 5
+    assert pooled.losses[128].numpy() == pytest.approx(sum(losses).numpy() / 5)  # type: ignore[union-attr]
 
 
 def test_a_plateau_begins_where_perplexity_stays() -> None:
@@ -51,5 +51,5 @@ def test_a_plateau_begins_where_perplexity_stays() -> None:
 def test_the_tests_of_one_claim_are_corrected_for_their_number() -> None:
     gaps = [Gap(Paired(-0.1, 0.0, p), Interval(-0.2, 0.0), (-0.1, -0.1)) for p in (0.03, 0.04, 0.9)]
     assert [gap.certain for gap in gaps] == [True, True, False]
-    assert [gap.found.p for gap in corrected(gaps)] == pytest.approx([0.09, 0.09, 0.9])
+    assert [gap.paired.p for gap in corrected(gaps)] == pytest.approx([0.09, 0.09, 0.9])
     assert not any(gap.certain for gap in corrected(gaps))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shelving import Told, write_result
+from made_up_results import MadeUpResults, write_result
 
 from fieldlens.cli import main
 from fieldlens.models.decoder import Config, Decoder
@@ -41,12 +41,12 @@ def study() -> Study:
     return read_study("paper")
 
 
-def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+def law(job: Job, length: int, request: dict[str, Any]) -> float:
     return 3.0 + 0.1 * len(job.recipe.scheme) / 10 + 0.02 * math.log2(length)
 
 
-def of(shelf: PaperResults, model: str, corpus: str = "arxiv", seeds: Sequence[int] = (1235,)) -> list[Job]:
-    return [job for job in shelf.jobs([model], [corpus]) if job.recipe.seed in seeds]
+def jobs_of(results: PaperResults, model: str, corpus: str = "arxiv", seeds: Sequence[int] = (1235,)) -> list[Job]:
+    return [job for job in results.jobs([model], [corpus]) if job.recipe.seed in seeds]
 
 
 # ---- the printed numbers
@@ -61,9 +61,9 @@ def test_the_two_transcriptions_are_equal_to_the_last_digit() -> None:
 
 
 def test_printed_numbers_keep_their_decimals() -> None:
-    found = printed.cells("tab:arxiv")
-    assert str(found["arxiv", "shift:2", 512]) == "5.50"
-    assert str(found["arxiv", "window:320", 1024]) == "178"
+    table = printed.cells("tab:arxiv")
+    assert str(table["arxiv", "shift:2", 512]) == "5.50"
+    assert str(table["arxiv", "window:320", 1024]) == "178"
     main_table = printed.cells("tab:openweb-github-arxiv")
     assert str(main_table["openwebtext2", "kerple", 512]) == "22.6 ± 3.5*"
     assert str(main_table["openwebtext2", "sinusoidal", 512]) == "26 ± 1†"
@@ -73,8 +73,8 @@ def test_printed_numbers_keep_their_decimals() -> None:
 
 def test_the_permuted_columns_were_put_right() -> None:
     """The paper's row macro prints its arguments in another order: Smoothed is the eighth, T5 the fifth."""
-    found = printed.cells("tab:openweb-github-arxiv")
-    row = [found["arxiv", model, 1024].value for model in ("sandwich", "smoothed", "alibi", "sinusoidal", "rotary")]
+    table = printed.cells("tab:openweb-github-arxiv")
+    row = [table["arxiv", model, 1024].value for model in ("sandwich", "smoothed", "alibi", "sinusoidal", "rotary")]
     assert list(map(str, row)) == ["5.05", "5.13", "5.41", "1070", "16.02"]
 
 
@@ -82,7 +82,7 @@ def test_the_permuted_columns_were_put_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "ours"),
+    ("model", "scaled_spec"),
     [
         ("window:40", "none:window=10"),
         ("window:320", "none:window=80"),
@@ -96,16 +96,25 @@ def test_the_permuted_columns_were_put_right() -> None:
         ("kerple", "kerple"),
     ],
 )
-def test_distances_are_in_units_of_the_training_length(model: str, ours: str) -> None:
-    assert scaled(spec_of(model), 4) == ours
+def test_distances_are_in_units_of_the_training_length(model: str, scaled_spec: str) -> None:
+    assert scaled(spec_of(model), 4) == scaled_spec
     assert scaled(spec_of(model), 1) == spec_of(model)
+
+
+@pytest.mark.parametrize(("window", "ours"), [(40, 10), (80, 20), (100, 25), (120, 30), (160, 40), (320, 80)])
+def test_a_window_keeps_its_part_of_the_training_length_with_fewer_layers(window: int, ours: int) -> None:
+    spec = scaled(f"none:window={window}", 8, layers=6)
+    assert spec == f"none:window={ours}"
+    assert 6 * ours / 64 == 12 * window / 512
+    assert scaled(f"none:window={window}", 1, layers=6) == f"none:window={2 * window}"
+    assert scaled("alibi:shift=2", 8, layers=6) == "alibi:shift=-1"
 
 
 def test_a_slope_covers_the_same_part_of_the_training_length() -> None:
     from fieldlens.schemes.spec import scheme
 
-    there, here = (scheme(spec, 8, 16).slopes for spec in ("alibi:shift=2", scaled("alibi:shift=2", 4)))  # type: ignore[attr-defined]
-    assert [slope * 512 for slope in there] == [slope * 128 for slope in here]
+    paper, small = (scheme(spec, 8, 16).slopes for spec in ("alibi:shift=2", scaled("alibi:shift=2", 4)))  # type: ignore[attr-defined]
+    assert [slope * 512 for slope in paper] == [slope * 128 for slope in small]
 
 
 def test_the_control_drops_a_window_that_training_never_fills() -> None:
@@ -125,19 +134,19 @@ def test_the_full_study_is_the_small_one_run_by_run(study: Study) -> None:
         tokens = recipe.length * recipe.batch // factor
         return scaled(recipe.scheme, factor), corpus, recipe.seed, recipe.length // factor, tokens
 
-    expected, here = {key(job, 4) for job in full.jobs}, {key(job, 1): job for job in study.jobs}
+    expected, small = {key(job, 4) for job in full.jobs}, {key(job, 1): job for job in study.jobs}
     assert len(expected) == len(full.jobs)
-    controls = {job.recipe.scheme for found, job in here.items() if found not in expected}
-    assert expected <= here.keys()
-    shelf = PaperResults(study, Path("nowhere"))
-    models = (*arxiv_openwebtext2.MODELS, *openweb_github_arxiv.DISTANT)
-    assert controls <= {shelf.spec(model, control=True) for model in models}
+    controls = {job.recipe.scheme for job_key, job in small.items() if job_key not in expected}
+    assert expected <= small.keys()
+    results = PaperResults(study, Path("nowhere"))
+    models = (*arxiv_openwebtext2.MODELS, *openweb_github_arxiv.WITH_CONTROL)
+    assert controls <= {results.spec(model, control=True) for model in models}
     for job in full.jobs:
-        twin = here[key(job, 4)]
-        for asked, scaled_down in zip(job.evaluations, twin.evaluations, strict=True):
-            assert [length / 4 for length in asked["lengths"]] == scaled_down["lengths"]
-            assert asked.get("protocol") == scaled_down.get("protocol")
-            assert (asked.get("window") or 0) / 4 == (scaled_down.get("window") or 0)
+        twin = small[key(job, 4)]
+        for request, scaled_down in zip(job.evaluations, twin.evaluations, strict=True):
+            assert [length / 4 for length in request["lengths"]] == scaled_down["lengths"]
+            assert request.get("protocol") == scaled_down.get("protocol")
+            assert (request.get("window") or 0) / 4 == (scaled_down.get("window") or 0)
         assert job.measurement is not None
         assert twin.measurement is not None
         assert job.measurement["length"] / 4 == twin.measurement["length"]
@@ -146,16 +155,16 @@ def test_the_full_study_is_the_small_one_run_by_run(study: Study) -> None:
 def test_every_artifact_finds_its_runs_in_both_studies() -> None:
     without = {"alibi", "window", "evaluation", "heatmap_8", "diagonal_8", "dataset", "model_configs", "parity"}
     for name in ("paper", "paper-full"):
-        shelf = PaperResults(read_study(name), Path("nowhere"))
+        results = PaperResults(read_study(name), Path("nowhere"))
         for artifact in registry().values():
-            assert bool(artifact.jobs(shelf)) != (artifact.name in without), (name, artifact.name)
+            assert bool(artifact.jobs(results)) != (artifact.name in without), (name, artifact.name)
 
 
 # ---- artifacts
 
 
 def test_there_are_thirteen_figures_and_seven_tables() -> None:
-    kinds = {name: one.kind for name, one in registry().items() if name != "parity"}
+    kinds = {name: artifact.kind for name, artifact in registry().items() if name != "parity"}
     assert {name for name, kind in kinds.items() if kind == "figure"} == FIGURES
     assert {name for name, kind in kinds.items() if kind == "table"} == TABLES
 
@@ -195,22 +204,22 @@ def test_every_artifact_redraws_from_results_alone(
 def test_the_committed_results_are_whole_and_all_they_show_can_be_drawn(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = HERE.parent / "results" / "paper"
-    folders = {path.name for path in results.iterdir() if path.is_dir() and path.name != "parity"}
-    states = PaperResults(study, results).states
+    folder = HERE.parent / "results" / "paper"
+    folders = {path.name for path in folder.iterdir() if path.is_dir() and path.name != "parity"}
+    states = PaperResults(study, folder).states
     assert {name: states.get(name) for name in folders} == dict.fromkeys(folders, "done")
-    main(["paper", "all", "--results", str(results), "--out", str(tmp_path), "--json"])
+    main(["paper", "all", "--results", str(folder), "--out", str(tmp_path), "--json"])
     drawn = {row["name"] for row in json.loads(capsys.readouterr().out)["drawn"] if row["files"]}
-    main(["paper", "--results", str(results), "--out", str(tmp_path), "--json"])
-    found = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)["artifacts"]}
-    assert drawn == {name for name, state in found.items() if state in ("fresh", "partial")}
-    assert set(found.values()) <= {"fresh", "partial", "missing"}
+    main(["paper", "--results", str(folder), "--out", str(tmp_path), "--json"])
+    states = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)["artifacts"]}
+    assert drawn == {name for name, state in states.items() if state in ("fresh", "partial")}
+    assert set(states.values()) <= {"fresh", "partial", "missing"}
 
 
 def test_a_cell_is_what_a_hand_computes(study: Study, tmp_path: Path) -> None:
-    shelf = PaperResults(study, tmp_path)
+    results = PaperResults(study, tmp_path)
     for seed in (1235, 1236):
-        for job in of(shelf, "window:40", seeds=[seed]):
+        for job in jobs_of(results, "window:40", seeds=[seed]):
             write_result(job, study, tmp_path, law)
     redraw(find("arxiv"), PaperResults(study, tmp_path), tmp_path / "out")
     values = []
@@ -234,19 +243,19 @@ def test_a_cell_is_what_a_hand_computes(study: Study, tmp_path: Path) -> None:
 
 def test_distances_between_curves_are_in_the_numbers_too(study: Study, tmp_path: Path) -> None:
     for model in ("sandwich", "kerple"):
-        for job in of(PaperResults(study, tmp_path), model, seeds=[1235]):
+        for job in jobs_of(PaperResults(study, tmp_path), model, seeds=[1235]):
             write_result(
                 job, study, tmp_path, spread=lambda job, length: np.arange(length) < len(job.recipe.scheme) * 8
             )
-    shelf, name = PaperResults(study, tmp_path), "sandwich_kerple_t5_receptive"
-    one, other = shelf.field("sandwich", "arxiv"), shelf.field("kerple", "arxiv")
-    assert one is not None
-    assert other is not None
-    assert distance(one, other) > 0
-    redraw(find(name), shelf, tmp_path / "out")
+    results, name = PaperResults(study, tmp_path), "sandwich_kerple_t5_receptive"
+    sandwich, kerple = results.field("sandwich", "arxiv"), results.field("kerple", "arxiv")
+    assert sandwich is not None
+    assert kerple is not None
+    assert distance(sandwich, kerple) > 0
+    redraw(find(name), results, tmp_path / "out")
     rows = {row["model"]: row for row in csv.DictReader((tmp_path / "out" / f"{name}.csv").read_text().splitlines())}
     for a, b in (("sandwich", "kerple"), ("kerple", "sandwich")):
-        assert float(rows[a][f"distance_to_{b}"]) == pytest.approx(distance(one, other))
+        assert float(rows[a][f"distance_to_{b}"]) == pytest.approx(distance(sandwich, kerple))
         assert float(rows[a][f"distance_to_{a}"]) == 0
         assert rows[a]["distance_to_t5"] == ""
 
@@ -254,11 +263,11 @@ def test_distances_between_curves_are_in_the_numbers_too(study: Study, tmp_path:
 def test_parameters_are_counted_as_the_decoder_has_them() -> None:
     for tied in (True, False):
         config = Config(layers=2, width=24, heads=3, vocab_size=100, tied=tied)
-        assert model_configs.parameters(config) == sum(one.numel() for one in Decoder(config).parameters())
+        assert model_configs.parameters(config) == sum(parameter.numel() for parameter in Decoder(config).parameters())
     assert model_configs.parameters(Config()) == 162_322_944
 
 
-def test_cells_say_what_there_is() -> None:
+def test_cells_show_values_deviations_and_divergence() -> None:
     assert both(None, Score({})) == "– · –"
     assert str(Score({}, diverged=2)) == "diverged"
     assert str(Score({1: 5.0, 2: 6.0}, mark="†")) == "5.50 ± 0.71†"
@@ -266,25 +275,27 @@ def test_cells_say_what_there_is() -> None:
     assert str(Score({1: 178.4})) == "178"
 
 
-def test_the_cache_and_its_twin_are_told_apart(study: Study) -> None:
-    def by_window(job: Job, length: int, asked: dict[str, Any]) -> float:
-        return 4.0 if asked.get("window") else 3.0
+def test_evaluations_with_and_without_a_cache_are_distinguished(study: Study) -> None:
+    def by_window(job: Job, length: int, request: dict[str, Any]) -> float:
+        return 4.0 if request.get("window") else 3.0
 
-    shelf = Told(study, by_window, there=lambda job: job.recipe.seed == 1235)
-    with_it, without = (
-        score(shelf, "alibi", "arxiv", 8192, **efficient_inference.cached(shelf, window)).mean
+    results = MadeUpResults(study, by_window, available=lambda job: job.recipe.seed == 1235)
+    with_cache, without = (
+        score(results, "alibi", "arxiv", 8192, **efficient_inference.cached(results, window)).mean
         for window in (True, False)
     )
-    assert with_it == pytest.approx(math.exp(4), rel=0.01)
+    assert with_cache == pytest.approx(math.exp(4), rel=0.01)
     assert without == pytest.approx(math.exp(3), rel=0.01)
 
 
 def test_the_main_table_marks_what_differs_from_sandwich(study: Study) -> None:
-    def worse(job: Job, length: int, asked: dict[str, Any]) -> float:
+    def worse(job: Job, length: int, request: dict[str, Any]) -> float:
         return 3.0 + {"rotary": 1.0, "kerple": -0.5}.get(job.recipe.scheme, 0.0)
 
-    shelf = Told(study, worse, there=lambda job: job.recipe.seed <= 1237 and job.recipe.corpus == "latex")
-    drawn = find("openweb-github-arxiv").draw(shelf)
+    results = MadeUpResults(
+        study, worse, available=lambda job: job.recipe.seed <= 1237 and job.recipe.corpus == "latex"
+    )
+    drawn = find("openweb-github-arxiv").draw(results)
     rows = {row[0].split(" | ")[0]: row[1:] for row in drawn.sheets[0].rows}
     assert all(cell.endswith("†") for cell in rows["rotary"])
     assert all(cell.endswith("*") for cell in rows["kerple"])
@@ -302,9 +313,9 @@ def test_the_main_table_marks_what_differs_from_sandwich(study: Study) -> None:
 
 
 def test_a_distance_between_curves_is_their_largest_gap() -> None:
-    one, other = (ReceptiveField(np.array([shares])) for shares in ([1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 4.0]))
-    assert distance(one, other) == pytest.approx(0.75)
-    assert distance(one, one) == 0
+    uniform, last = (ReceptiveField(np.array([shares])) for shares in ([1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 4.0]))
+    assert distance(uniform, last) == pytest.approx(0.75)
+    assert distance(uniform, uniform) == 0
 
 
 def test_the_protocol_is_drawn_from_its_own_indices(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,12 +329,12 @@ def test_the_protocol_is_drawn_from_its_own_indices(study: Study, monkeypatch: p
 
 
 def test_a_repair_shows_levels_growth_and_cost_before_and_after(study: Study) -> None:
-    def law(job: Job, length: int, asked: dict[str, Any]) -> float:
+    def law(job: Job, length: int, request: dict[str, Any]) -> float:
         level = 20.0 if job.recipe.length == 128 else 30.0
         return math.log(level * (2 if job.recipe.length == 128 and length > 128 else 1))
 
-    shelf = Told(study, law, train=lambda job: 100.0 if job.recipe.length == 128 else 150.0, noise=0.0)
-    sheet = find("extended_training_length").draw(shelf).sheets[1]
+    results = MadeUpResults(study, law, train=lambda job: 100.0 if job.recipe.length == 128 else 150.0, noise=0.0)
+    sheet = find("extended_training_length").draw(results).sheets[1]
     rows = {row[0]: row[1:] for row in sheet.rows}
     assert rows["w 160 | 40, ArXiv | latex"] == [
         "128 → 256",
@@ -355,19 +366,19 @@ def test_growth_is_over_a_models_own_perplexity_where_it_was_trained() -> None:
 def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as caught:
         main(["paper", *words])
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert caught.value.code == 2
-    assert said.count("\n") == 1
-    return said
+    assert output.count("\n") == 1
+    return output
 
 
 def test_mistakes_end_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "did you mean 'arxiv'?" in fails(capsys, "arxv")
-    assert "is no folder" in fails(capsys, "--results", str(tmp_path / "none"))
+    assert "is not a folder" in fails(capsys, "--results", str(tmp_path / "none"))
     assert "needs 5 runs" in fails(capsys, "rotary_512", "--results", str(tmp_path))
     assert "--run needs the name of an artifact" in fails(capsys, "--run")
-    assert "trains no sandwich" in fails(capsys, "--study", str(_foreign(tmp_path)))
-    assert "neither beside the study file nor in --corpora" in fails(
+    assert "trains no sandwich model" in fails(capsys, "--study", str(_foreign(tmp_path)))
+    assert "neither next to the study file nor in --corpora" in fails(
         capsys, "rotary_512", "--run", "--results", str(tmp_path), "--runs", str(tmp_path / "runs")
     )
 
@@ -380,33 +391,34 @@ def _foreign(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "content", ["", "[]", "{", '{"kind": "fieldlens result"}', '{"addresses": {"evaluations": [7]}}']
 )
-def test_hostile_results_are_as_if_they_were_not(study: Study, tmp_path: Path, content: str) -> None:
-    job = of(PaperResults(study, tmp_path), "rotary")[0]
-    place = write_result(job, study, tmp_path)
-    (place / "result.json").write_text(content)
-    found = state(find("rotary_512"), PaperResults(study, tmp_path), tmp_path / "out")
-    assert found["state"] in ("stale", "missing")
-    assert found["runs"]["done"] == 0
+def test_hostile_results_are_ignored(study: Study, tmp_path: Path, content: str) -> None:
+    job = jobs_of(PaperResults(study, tmp_path), "rotary")[0]
+    job_folder = write_result(job, study, tmp_path)
+    (job_folder / "result.json").write_text(content)
+    summary = state(find("rotary_512"), PaperResults(study, tmp_path), tmp_path / "out")
+    assert summary["state"] in ("stale", "missing")
+    assert summary["runs"]["done"] == 0
 
 
 def test_a_damaged_file_of_a_result_ends_in_one_line(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = write_result(of(PaperResults(study, tmp_path), "rotary")[0], study, tmp_path)
-    damaged = place / "measurement.npz"
+    job_folder = write_result(jobs_of(PaperResults(study, tmp_path), "rotary")[0], study, tmp_path)
+    damaged = job_folder / "measurement.npz"
     damaged.write_bytes(bytes(damaged.stat().st_size))  # of the right size
-    said = fails(capsys, "rotary_512", "--results", str(tmp_path), "--out", str(tmp_path / "out"))
-    assert "1 of 5 results are trained otherwise, for another question, from another text, or damaged" in said
-    assert "--run makes them, from the texts in --corpora FOLDER" in said
+    output = fails(capsys, "rotary_512", "--results", str(tmp_path), "--out", str(tmp_path / "out"))
+    causes = "other training settings, another evaluation request, another text, or damaged"
+    assert f"needs 5 runs, but 1 of 5 results are stale ({causes})" in output
+    assert output.endswith("; to perform the runs, use fieldlens paper rotary_512 --run --corpora FOLDER\n")
 
 
-def test_parity_is_made_from_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = fails(capsys, "parity", "--results", str(tmp_path), "--out", str(tmp_path / "out"))
-    assert said.endswith("fieldlens paper parity --run makes them\n")
+def test_parity_needs_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = fails(capsys, "parity", "--results", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert output.endswith("; to perform the runs, use fieldlens paper parity --run\n")
 
 
 def test_the_list_names_every_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["paper", "--results", str(tmp_path)])
-    said = capsys.readouterr().out
-    assert all(name in said for name in registry())
-    assert "missing" in said
+    output = capsys.readouterr().out
+    assert all(name in output for name in registry())
+    assert "missing" in output

@@ -1,4 +1,4 @@
-"""Parity: the strings are what they say, small models learn short ones, and a trial is done once."""
+"""Parity: labelled strings, small models that learn short ones, and trials that are performed once."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shelving import Told
+from made_up_results import MadeUpResults
 
 from fieldlens.cli import main
 from fieldlens.core.device import Machine
@@ -26,7 +26,7 @@ from fieldlens.paper.claims import judge_one, registry
 from fieldlens.paper.evidence import Evidence
 from fieldlens.paper.parity import RECENT, SCHEMES, SEEDS, Task, Trial, perform, perform_all, strings
 from fieldlens.paper.results import PaperResults
-from fieldlens.storage.results import write_json
+from fieldlens.storage.results import write_result
 from fieldlens.study.plan import Study, read_study
 
 QUICK = Task(
@@ -40,17 +40,17 @@ def study() -> Study:
     return read_study("paper")
 
 
-def written(
+def write_results(
     folder: Path, near: float, far: float, seeds: int = 3, others: float = 0.9, schemes: Sequence[str] = SCHEMES
 ) -> None:
-    """Results of schemes, with these accuracies up to 20 bits and beyond; of those without a recency bias `others`."""
+    """Write results: accuracy `near` up to 20 bits and `far` beyond, `others` for schemes without a recency bias."""
     for scheme in schemes:
         for seed in SEEDS[:seeds]:
-            one = Trial(scheme, seed)
-            distant = far if scheme in RECENT else others
-            found = {str(bits): near if bits <= 20 else distant for bits in one.task.tested}
-            content = {"kind": parity.KIND, "address": one.address, "scheme": scheme, "seed": seed, "accuracy": found}
-            write_json(one.file(folder / "parity"), content)
+            trial = Trial(scheme, seed)
+            beyond = far if scheme in RECENT else others
+            accuracy = {str(bits): near if bits <= 20 else beyond for bits in trial.task.tested}
+            content = {"kind": parity.KIND, "address": trial.address, "scheme": scheme, "seed": seed}
+            write_result(trial.file(folder / "parity"), content | {"accuracy": accuracy})
 
 
 def test_strings_end_in_a_separator_and_are_labelled_by_their_ones() -> None:
@@ -59,27 +59,27 @@ def test_strings_end_in_a_separator_and_are_labelled_by_their_ones() -> None:
     for ids, bits, odd in zip(ids_BT.tolist(), bits_B.tolist(), parity_B.tolist(), strict=True):
         assert set(ids[:bits]) <= {0, 1}
         assert ids[bits] == parity.SEPARATOR
-        assert set(ids[bits + 1 :]) <= {parity.FILLING}
+        assert set(ids[bits + 1 :]) <= {parity.PADDING}
         assert ids[:bits].count(1) % 2 == odd
 
 
 def test_a_trial_that_lacks_a_length_is_stale(tmp_path: Path) -> None:
-    written(tmp_path, 1.0, 0.5, seeds=1, schemes=["alibi"])
-    one = Trial("alibi", SEEDS[0])
-    assert one.state(tmp_path / "parity") == "done"
-    found = json.loads(one.file(tmp_path / "parity").read_text())
-    del found["accuracy"]["200"]
-    write_json(one.file(tmp_path / "parity"), found)
-    assert one.state(tmp_path / "parity") == "stale"
-    assert one.accuracy(tmp_path / "parity") is None
+    write_results(tmp_path, 1.0, 0.5, seeds=1, schemes=["alibi"])
+    trial = Trial("alibi", SEEDS[0])
+    assert trial.state(tmp_path / "parity") == "done"
+    content = json.loads(trial.file(tmp_path / "parity").read_text())
+    del content["accuracy"]["200"]
+    write_result(trial.file(tmp_path / "parity"), content)
+    assert trial.state(tmp_path / "parity") == "stale"
+    assert trial.accuracy(tmp_path / "parity") is None
 
 
-def test_both_answers_come_as_often() -> None:
+def test_both_answers_are_equally_frequent() -> None:
     _, parity_B = strings(torch.full((4000,), 9), torch.Generator().manual_seed(0))
     assert abs(float(parity_B.double().mean()) - 0.5) < 0.03
 
 
-def test_what_fills_a_string_up_changes_no_answer() -> None:
+def test_padding_changes_no_answer() -> None:
     model, _ = parity.train(Trial("kerple", 1, Task(longest=2, layers=1, width=16, heads=2, batch=4, steps=2)))
     bits_B = torch.tensor([2, 5])
     ids_BT, _ = strings(bits_B, torch.Generator().manual_seed(0))
@@ -90,9 +90,9 @@ def test_what_fills_a_string_up_changes_no_answer() -> None:
 
 def test_a_small_model_learns_short_strings(tmp_path: Path) -> None:
     perform(Trial("alibi", 1, QUICK), tmp_path)
-    found = Trial("alibi", 1, QUICK).accuracy(tmp_path)
-    assert found is not None
-    assert min(found[1], found[2]) > 0.95
+    accuracy = Trial("alibi", 1, QUICK).accuracy(tmp_path)
+    assert accuracy is not None
+    assert min(accuracy[1], accuracy[2]) > 0.95
 
 
 def test_a_trial_is_done_once_and_gives_the_same_again(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_trial_is_done_once_and_gives_the_same_again(tmp_path: Path) -> None:
 
 
 def test_another_task_makes_a_trial_stale(tmp_path: Path) -> None:
-    written(tmp_path, 1.0, 0.5)
+    write_results(tmp_path, 1.0, 0.5)
     assert Trial("none", 1235).state(tmp_path / "parity") == "done"
     assert Trial("none", 1235, QUICK).state(tmp_path / "parity") == "stale"
 
@@ -122,25 +122,25 @@ def test_hostile_files_are_no_results(tmp_path: Path, content: str) -> None:
     assert trial.accuracy(tmp_path) is None
 
 
-def test_the_artifact_draws_and_tells_its_state(study: Study, tmp_path: Path) -> None:
-    shelf = PaperResults(study, tmp_path)
-    assert state(find("parity"), shelf, tmp_path / "out")["state"] == "missing"
-    written(tmp_path, 0.95, 0.5, seeds=2)
-    drawn, files = redraw(find("parity"), shelf, tmp_path / "out")
+def test_the_artifact_draws_and_reports_its_state(study: Study, tmp_path: Path) -> None:
+    results = PaperResults(study, tmp_path)
+    assert state(find("parity"), results, tmp_path / "out")["state"] == "missing"
+    write_results(tmp_path, 0.95, 0.5, seeds=2)
+    drawn, files = redraw(find("parity"), results, tmp_path / "out")
     assert {path.suffix for path in files} == {".png", ".svg", ".md", ".tex", ".csv"}
     assert drawn.sheets[0].rows[0][:2] == ["sandwich", "95.0% ± 0.0%"]
-    told = state(find("parity"), shelf, tmp_path / "out")
-    assert (told["state"], told["why"]) == ("partial", "12 of 18 runs")
+    summary = state(find("parity"), results, tmp_path / "out")
+    assert (summary["state"], summary["why"]) == ("partial", "12 of 18 runs")
 
 
 @pytest.mark.parametrize(
     ("near", "far", "verdict"), [(0.95, 0.5, "holds"), (0.95, 0.9, "does not hold"), (0.6, 0.5, "undecided")]
 )
 def test_the_claim_needs_something_learnt(study: Study, tmp_path: Path, near: float, far: float, verdict: str) -> None:
-    written(tmp_path, near, far)
-    found = judge_one(registry()["parity-fails"], Evidence(PaperResults(study, tmp_path)))
-    assert found.verdict == verdict
-    assert len(found.evidence) == len(SCHEMES)
+    write_results(tmp_path, near, far)
+    claim = judge_one(registry()["parity-fails"], Evidence(PaperResults(study, tmp_path)))
+    assert claim.verdict == verdict
+    assert len(claim.evidence) == len(SCHEMES)
 
 
 @pytest.mark.parametrize(
@@ -155,55 +155,55 @@ def test_each_model_that_learnt_counts(
     study: Study, tmp_path: Path, models: list[tuple[float, float]], verdict: str
 ) -> None:
     for seeds in (3, 2, 1):  # the last of them first, then the others over them
-        written(tmp_path, *models[seeds - 1], seeds)
+        write_results(tmp_path, *models[seeds - 1], seeds)
     assert judge_one(registry()["parity-fails"], Evidence(PaperResults(study, tmp_path))).verdict == verdict
 
 
 def test_the_bias_is_not_blamed_for_what_all_fail_at(study: Study, tmp_path: Path) -> None:
-    written(tmp_path, 1.0, 0.5, others=0.5)
+    write_results(tmp_path, 1.0, 0.5, others=0.5)
     assert judge_one(registry()["parity-fails"], Evidence(PaperResults(study, tmp_path))).verdict == "undecided"
 
 
 def test_one_model_of_all_does_not_decide(study: Study, tmp_path: Path) -> None:
-    written(tmp_path, 1.0, 0.5, schemes=("alibi", "none"))
-    found = judge_one(registry()["parity-fails"], Evidence(PaperResults(study, tmp_path)))
-    assert found.verdict == "undecided"
-    assert "sandwich, 3 of 3 seeds: fieldlens paper parity --run" in found.needs
+    write_results(tmp_path, 1.0, 0.5, schemes=("alibi", "none"))
+    claim = judge_one(registry()["parity-fails"], Evidence(PaperResults(study, tmp_path)))
+    assert claim.verdict == "undecided"
+    assert "sandwich, 3 of 3 seeds: fieldlens paper parity --run" in claim.needs
 
 
 def test_without_results_the_claim_is_undecided(study: Study) -> None:
-    found = judge_one(registry()["parity-fails"], Evidence(Told(study, there=lambda job: False)))
-    assert (found.verdict, found.evidence) == ("undecided", ())
+    claim = judge_one(registry()["parity-fails"], Evidence(MadeUpResults(study, available=lambda job: False)))
+    assert (claim.verdict, claim.evidence) == ("undecided", ())
 
 
 def test_the_command_runs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[tuple[int, int, int | None]] = []
+    calls: list[tuple[int, int, int | None]] = []
 
-    def note(some: Sequence[Trial], folder: Path, workers: int, machine: Machine) -> None:
-        asked.append((len(some), workers, machine.threads))
+    def record(trials: Sequence[Trial], folder: Path, workers: int, machine: Machine) -> None:
+        calls.append((len(trials), workers, machine.threads))
 
-    monkeypatch.setattr("fieldlens.paper.artifacts.parity.perform_all", note)
-    written(tmp_path, 1.0, 0.5)
-    where = ["--results", str(tmp_path), "--out", str(tmp_path / "out")]
-    main(["paper", "parity", "--run", *where, "--json", "--workers", "3", "--threads", "2"])
-    assert asked == [(len(SCHEMES) * len(SEEDS), 3, 2)]
+    monkeypatch.setattr("fieldlens.paper.artifacts.parity.perform_all", record)
+    write_results(tmp_path, 1.0, 0.5)
+    folders = ["--results", str(tmp_path), "--out", str(tmp_path / "out")]
+    main(["paper", "parity", "--run", *folders, "--json", "--workers", "3", "--threads", "2"])
+    assert calls == [(len(SCHEMES) * len(SEEDS), 3, 2)]
     assert json.loads(capsys.readouterr().out)["drawn"][0]["name"] == "parity"
 
 
-def test_side_by_side_gives_what_one_gives(tmp_path: Path) -> None:
-    some = [Trial(scheme, 1, dataclasses.replace(QUICK, steps=3)) for scheme in ("kerple", "none")]
-    perform_all(some, tmp_path / "two", 2, Machine())
-    stamps = [trial.file(tmp_path / "two").stat().st_mtime_ns for trial in some]
-    perform_all(some, tmp_path / "two", 2, Machine())
-    assert [trial.file(tmp_path / "two").stat().st_mtime_ns for trial in some] == stamps
-    for trial in some:
+def test_parallel_trials_give_the_same_results(tmp_path: Path) -> None:
+    trials = [Trial(scheme, 1, dataclasses.replace(QUICK, steps=3)) for scheme in ("kerple", "none")]
+    perform_all(trials, tmp_path / "two", 2, Machine())
+    stamps = [trial.file(tmp_path / "two").stat().st_mtime_ns for trial in trials]
+    perform_all(trials, tmp_path / "two", 2, Machine())
+    assert [trial.file(tmp_path / "two").stat().st_mtime_ns for trial in trials] == stamps
+    for trial in trials:
         perform(trial, tmp_path / "one")
         assert trial.accuracy(tmp_path / "two") == trial.accuracy(tmp_path / "one")
 
 
-def test_a_killed_process_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_killed_process_is_reported_in_one_line(tmp_path: Path) -> None:
     def kill() -> None:
         while not (children := multiprocessing.active_children()):
             time.sleep(0.01)
@@ -211,7 +211,7 @@ def test_a_killed_process_is_said_in_one_line(tmp_path: Path) -> None:
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(BadInput, match="was killed; the same command goes on"):
+    with pytest.raises(BadInput, match="was killed; run the same command again to continue"):
         perform_all([Trial("none", 1)], tmp_path, 1, Machine())
     killer.join()
     assert not multiprocessing.active_children()
@@ -229,40 +229,42 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are found in /proc")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_processes_end_with_the_one_that_started_them(tmp_path: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
+def test_worker_processes_end_with_their_parent(tmp_path: Path, signal_number: signal.Signals) -> None:
     (tmp_path / "begin.py").write_text(BEGIN)
     command = [sys.executable, str(tmp_path / "begin.py"), str(tmp_path)]
-    starter = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    parent = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
 
     def children() -> list[int]:
-        found = Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text().split()
-        return [one for one in map(int, found) if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
+        pids = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        return [pid for pid in map(int, pids) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
-    def until(true: Callable[[], object]) -> None:
+    def until(condition: Callable[[], object]) -> None:
         for _ in range(600):
-            if true():
+            if condition():
                 return
             time.sleep(0.05)
         pytest.fail("it takes more than half a minute")
 
-    def state_of(one: int) -> list[str]:
-        return Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+    def state_of(pid: int) -> list[str]:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
-    def gone(one: int) -> bool:
+    def gone(pid: int) -> bool:
         try:
-            return state_of(one)[0] == "Z"
+            return state_of(pid)[0] == "Z"
         except OSError:
             return True
 
     try:
         until(children)
         (child,) = children()
-        until(lambda: int(state_of(child)[11]) > 4 * os.sysconf("SC_CLK_TCK"))  # seconds of work: it is at a trial
-        os.killpg(starter.pid, how) if how == signal.SIGINT else starter.kill()
-        assert starter.wait(60) != 0
+        until(
+            lambda: int(state_of(child)[11]) > 4 * os.sysconf("SC_CLK_TCK")
+        )  # after seconds of CPU time it is running a trial
+        os.killpg(parent.pid, signal_number) if signal_number == signal.SIGINT else parent.kill()
+        assert parent.wait(60) != 0
         until(lambda: gone(child))
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(starter.pid, signal.SIGKILL)
-        starter.wait()
+            os.killpg(parent.pid, signal.SIGKILL)
+        parent.wait()

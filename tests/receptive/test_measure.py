@@ -1,4 +1,4 @@
-"""fieldlens measure, as a user calls it, and what it concludes."""
+"""fieldlens measure from the command line, and its advice."""
 
 import json
 import shutil
@@ -20,7 +20,8 @@ from fieldlens.receptive.advice import advise, coverage
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.command import measure_all, theoretical
 from fieldlens.receptive.field import ReceptiveField
-from fieldlens.receptive.report import page, profile, summary
+from fieldlens.receptive.report import page, summary
+from fieldlens.receptive.report_charts import profile
 from fieldlens.receptive.result import MeasureRequest
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1> & [bold]x[/bold] \x07"
@@ -38,17 +39,17 @@ def _here(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def ask(*words: object) -> None:
+def measure(*words: object) -> None:
     main(["measure", *map(str, words), "--length", "96", "--segments", "3", "--threads", "1"])
 
 
 def test_two_runs_from_command_to_report(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ask(home / "alibi", home / "none:window=4", "--probe", "--check", "--targets", "30")
+    measure(home / "alibi", home / "none:window=4", "--probe", "--check", "--targets", "30")
     out = capsys.readouterr().out
     assert "none:window=4" in out
     assert "report: lens/report.html" in out
-    found = json.loads((tmp_path / "lens" / "receptive-field.json").read_text())
-    alibi, window = found["models"]
+    result = json.loads((tmp_path / "lens" / "receptive-field.json").read_text())
+    alibi, window = result["models"]
     assert window["theoretical"] == {"exact": 7, "paper": 8, "windows": [4, 4]}
     assert window["receptive_field"]["erf"]["0.99"]["tokens"] <= 7
     assert window["coverage"] == {"share": pytest.approx(1.0), "predicts": "extrapolates", "reason": ""}
@@ -70,10 +71,10 @@ def test_a_transformers_folder_and_a_text_file(home: Path, tmp_path: Path, capsy
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(home / "alibi" / "model" / name, tmp_path / "m" / name)
     (tmp_path / "text.txt").write_text((HOSTILE + " abc def gh") * 60)
-    ask(tmp_path / "m", "--text", tmp_path / "text.txt", "--json")
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["theoretical"]["exact"] == 3 * 5 + 1
-    assert found["data"]["corpus"] == "text.txt"
+    measure(tmp_path / "m", "--text", tmp_path / "text.txt", "--json")
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["theoretical"]["exact"] == 3 * 5 + 1
+    assert result["data"]["corpus"] == "text.txt"
     html = (tmp_path / "lens" / "report.html").read_text()
     assert "<script>window.hacked" not in html
     assert "<img" not in html
@@ -87,26 +88,26 @@ def test_a_short_text_is_checked_at_a_length_it_has_room_for(
     ((ids, _),) = Coder(home / "alibi" / "model").encode([text])
     words = ["measure", str(home / "alibi"), "--text", str(tmp_path / "text.txt"), "--check", "--targets", "60"]
     main([*words, "--out", str(tmp_path / "out"), "--json"])
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["check"] is not None
-    assert found["asked"]["length"] <= len(ids) - 60
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["check"] is not None
+    assert result["asked"]["length"] <= len(ids) - 60
     with pytest.raises(SystemExit, match="2"):
         main([*words, "--out", str(tmp_path / "out"), "--length", str(len(ids) - 20)])
-    assert "give fewer --targets" in capsys.readouterr().err
+    assert "use fewer --targets" in capsys.readouterr().err
 
 
-def test_windows_beside_which_something_looks_farther_promise_nothing() -> None:
-    one, norms_NT = adapt(build("mistral")), np.zeros((2, 40))
+def test_no_theoretical_field_if_gradients_reach_farther() -> None:
+    adapter, norms_NT = adapt(build("mistral")), np.zeros((2, 40))
     norms_NT[:, -16:] = 1.0
-    found = theoretical(one, None, norms_NT)
-    assert found is not None
-    assert found["exact"] == 16
+    reach = theoretical(adapter, None, norms_NT)
+    assert reach is not None
+    assert reach["exact"] == 16
     norms_NT[1, -17] = 1e-9
-    assert theoretical(one, None, norms_NT) is None
+    assert theoretical(adapter, None, norms_NT) is None
     short_NT = np.ones((2, 12))  # too short for a gradient to tell
-    assert theoretical(one, None, short_NT) is not None
-    one.__dict__["_takes_bands"] = False  # as of a recurrent model
-    assert theoretical(one, None, short_NT) is None
+    assert theoretical(adapter, None, short_NT) is not None
+    adapter.__dict__["_takes_bands"] = False  # as of a recurrent model
+    assert theoretical(adapter, None, short_NT) is None
 
 
 def test_models_side_by_side_are_measured_on_one_text(
@@ -115,8 +116,8 @@ def test_models_side_by_side_are_measured_on_one_text(
     build("llama", vocab_size=512).save_pretrained(tmp_path / "m")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(home / "alibi" / "model" / name, tmp_path / "m" / name)
-    ask(home / "alibi", tmp_path / "m", "--plain", "--json")
-    assert {one["data"]["text"] for one in json.loads(capsys.readouterr().out)} == {
+    measure(home / "alibi", tmp_path / "m", "--plain", "--json")
+    assert {result["data"]["text"] for result in json.loads(capsys.readouterr().out)} == {
         open_corpus(str(home / "corpus")).fingerprint()
     }
 
@@ -124,12 +125,12 @@ def test_models_side_by_side_are_measured_on_one_text(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--length", "1"], "length is 1: at least 2"),
+        (["--length", "1"], "length must be at least 2, got 1"),
         (["--length", "99999"], "length 99999 is too long for this text: its longest document has"),
-        (["--segments", "0"], "segments is 0"),
-        (["--segments", "9999999"], "9999999 segments are wanted, but only"),
+        (["--segments", "0"], "segments must be at least 1, got 0"),
+        (["--segments", "9999999"], "the number of eligible tokens in this text, got 9999999"),
         (["--window", "0"], "window"),
-        (["--text", "nothing.txt"], "nothing.txt is no file"),
+        (["--text", "nothing.txt"], "nothing.txt is not a file"),
         (["--text", "a.txt", "--corpus", "stdlib"], "give either --text or --corpus"),
     ],
 )
@@ -152,12 +153,12 @@ def test_no_model_and_an_empty_text_are_mistakes(
     assert "no model" in capsys.readouterr().err
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(SystemExit, match="2"):
-        ask(home / "alibi", "--text", tmp_path / "empty.txt")
+        measure(home / "alibi", "--text", tmp_path / "empty.txt")
     assert "empty.txt is empty" in capsys.readouterr().err
     (tmp_path / "one.txt").write_text("a")
     with pytest.raises(SystemExit, match="2"):
         main(["measure", str(home / "alibi"), "--text", str(tmp_path / "one.txt")])
-    assert "no document of more than 1 tokens: at least 3 are needed" in capsys.readouterr().err
+    assert "the longest document of this text has 1 tokens: at least 3 are needed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", ["gpt2", "ctrl"])
@@ -168,28 +169,28 @@ def test_a_table_of_positions_bounds_the_length(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(home / "alibi" / "model" / name, tmp_path / "g" / name)
     with pytest.raises(SystemExit, match="2"):
-        ask(tmp_path / "g", "--corpus", home / "corpus")
-    assert "length 96 is beyond the 64 positions" in capsys.readouterr().err
+        measure(tmp_path / "g", "--corpus", home / "corpus")
+    assert "length 96 exceeds the 64 positions" in capsys.readouterr().err
     main(["measure", str(tmp_path / "g"), "--corpus", str(home / "corpus"), "--segments", "2", "--json"])
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["asked"]["length"] == 64
-    assert found["coverage"]["reason"].startswith("measured at 64 tokens, not beyond")
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["asked"]["length"] == 64
+    assert result["coverage"]["reason"].startswith("measured at 64 tokens, not beyond")
 
 
-def test_a_short_text_is_measured_at_what_it_has(
+def test_a_short_text_is_measured_at_a_shorter_length(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "short.txt").write_text("abc def gha bcd efg h " * 30)
     main(["measure", str(home / "alibi"), "--text", "short.txt", "--json"])
-    (found,) = json.loads(capsys.readouterr().out)
-    assert 20 < found["asked"]["length"] < 600
+    (result,) = json.loads(capsys.readouterr().out)
+    assert 20 < result["asked"]["length"] < 600
 
 
 def test_the_check_keeps_the_window_and_models_keep_their_names(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(home / "alibi", tmp_path / "twin")
-    ask(home / "alibi", tmp_path / "twin", "--window", "8", "--check", "--targets", "20", "--plain", "--json")
+    measure(home / "alibi", tmp_path / "twin", "--window", "8", "--check", "--targets", "20", "--plain", "--json")
     first, second = json.loads(capsys.readouterr().out)
     assert [first["model"]["name"], second["model"]["name"]] == ["alibi (alibi)", "alibi (twin)"]
     assert first["theoretical"]["exact"] == 2 * 7 + 1
@@ -204,13 +205,13 @@ def test_a_bad_second_model_and_a_file_for_a_folder_are_found_first(
     for words in ([home / "alibi", "nothing"], [home / "alibi", "--out", tmp_path / "file"]):
         (tmp_path / "file").write_text("")
         with pytest.raises(SystemExit, match="2"):
-            ask(*words)
+            measure(*words)
         assert not (tmp_path / "lens").exists()
 
 
-@pytest.mark.parametrize(("weight", "said"), [(0.0, "does not depend"), (3e38, "not finite")])
+@pytest.mark.parametrize(("weight", "message"), [(0.0, "does not depend"), (3e38, "not finite")])
 def test_a_dead_model_is_a_status_and_exit_3(
-    weight: float, said: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    weight: float, message: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = build("llama", vocab_size=512)
     with torch.no_grad():
@@ -219,10 +220,10 @@ def test_a_dead_model_is_a_status_and_exit_3(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(home / "alibi" / "model" / name, tmp_path / "dead" / name)
     with pytest.raises(SystemExit, match="3"):
-        ask(tmp_path / "dead", "--corpus", home / "corpus", "--probe")
+        measure(tmp_path / "dead", "--corpus", home / "corpus", "--probe")
     assert "undefined" in capsys.readouterr().out
-    found = json.loads((tmp_path / "lens" / "receptive-field.json").read_text())["models"][0]
-    assert said in found["receptive_field"]["status"]
+    result = json.loads((tmp_path / "lens" / "receptive-field.json").read_text())["models"][0]
+    assert message in result["receptive_field"]["status"]
 
 
 def field(shares: list[float], train_length: int | None = None) -> ReceptiveField:
@@ -237,29 +238,32 @@ def test_coverage_and_its_principle() -> None:
     assert "not known" in coverage(field(recent))["reason"]
 
 
-def test_advice_says_what_can_be_said() -> None:
-    said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), {"exact": 50, "paper": 52}, None))
-    assert "50% in the last 26, 90% in the last 46, 95% in the last 48, 99% in the last 50 of 100 tokens" in said
-    assert "covers 100.0%" in said
-    assert "reach exactly 50 tokens" in said
-    said = " ".join(advise(field([300.0] + [1.0] * 99, 60), None, None))
-    assert "Not bounded at this length: 99% of the gradient needs 100 of 100 tokens" in said
-    assert "The first token alone holds 75%, many times its part: an attention sink, if the model is trained" in said
-    assert "predicts nothing" in said
+def test_advice_states_spread_coverage_and_reach() -> None:
+    advice = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), {"exact": 50, "paper": 52}, None))
+    assert "50% in the last 26, 90% in the last 46, 95% in the last 48, 99% in the last 50 of 100 tokens" in advice
+    assert "covers 100.0%" in advice
+    assert "reach exactly 50 tokens" in advice
+    advice = " ".join(advise(field([300.0] + [1.0] * 99, 60), None, None))
+    assert "Not bounded at this length: 99% of the gradient needs 100 of 100 tokens" in advice
+    assert (
+        "The first token holds 75%, more than five times a uniform share: an attention sink, if the model is trained"
+        in advice
+    )
+    assert "not more than 99%: this makes no prediction for longer contexts" in advice
     lost = ReceptiveField(np.array([[np.nan] * 4, [0.0, 0.0, 0.0, 1.0]]), reason="it is broken", train_length=2)
     assert "1 of 2 segments have no receptive field (it is broken)" in " ".join(advise(lost, None, None))
 
 
-def test_what_is_not_bounded_predicts_nothing() -> None:
-    found = coverage(field([1.0] * 1030, 1024))
-    assert found["share"] > 0.99
-    assert found["predicts"] is None
+def test_an_unbounded_field_predicts_nothing() -> None:
+    prediction = coverage(field([1.0] * 1030, 1024))
+    assert prediction["share"] > 0.99
+    assert prediction["predicts"] is None
     assert "should hold" not in " ".join(advise(field([1.0] * 1030, 1024), None, None))
 
 
-def test_a_beginning_does_not_invent_coverage() -> None:
-    found = ReceptiveField(np.ones((1, 513)), train_length=512, bos=True)
-    assert coverage(found)["reason"] == "measured at 512 tokens, not beyond the training length 512"
+def test_bos_does_not_add_coverage() -> None:
+    field_with_bos = ReceptiveField(np.ones((1, 513)), train_length=512, bos=True)
+    assert coverage(field_with_bos)["reason"] == "measured at 512 tokens, not beyond the training length 512"
 
 
 def evaluation(losses: dict[int, float], documents: int = 12) -> Evaluation:
@@ -273,8 +277,8 @@ def evaluation(losses: dict[int, float], documents: int = 12) -> Evaluation:
 def test_the_smallest_context_and_window_within_one_percent() -> None:
     contexts = evaluation({32: 0.2, 64: 0.009, 128: 0.0, 256: 0.4})
     sizes = {"context 64": 6400, "context 256": 25600, "window 16": 1600}
-    found = Check(contexts, {8: evaluation({256: 0.011}), 16: evaluation({256: 0.005})}, sizes, "bfloat16")
-    context, window = found.smallest("context"), found.smallest("window")
+    check = Check(contexts, {8: evaluation({256: 0.011}), 16: evaluation({256: 0.005})}, sizes, "bfloat16")
+    context, window = check.smallest("context"), check.smallest("window")
     assert context is not None
     assert window is not None
     assert (context["tokens"], context["best"]) == (64, "context 128")
@@ -283,17 +287,17 @@ def test_the_smallest_context_and_window_within_one_percent() -> None:
     assert Check(contexts, {8: evaluation({256: 0.5})}, {}, "float32").smallest("window") is None
     nothing_kept = Check(contexts, {16: evaluation({256: 0.005})}, {}, "float32")
     assert "saves" not in " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, nothing_kept))
-    said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, found))
-    assert "The smallest sliding window within 1% of the best perplexity (context 128) is 16 tokens" in said
-    assert "a cache of that size, 1.56 KiB in bfloat16, saves 94% of the cache of 256 tokens." in said
-    assert " over documents); a cache" in said
+    advice = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, check))
+    assert "The smallest sliding window within 1% of the best perplexity (context 128) is 16 tokens" in advice
+    assert "a cache of that size, 1.56 KiB in bfloat16, saves 94% of the cache of 256 tokens." in advice
+    assert " over documents); a cache" in advice
     better = Check(contexts, {1: evaluation({256: -0.5})}, {"window 1": 100, "context 256": 51200}, "float32")
-    said = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, better))
-    assert "No context is within 1% of the best perplexity." in said
-    assert "The best perplexity is that with a sliding window of 1 tokens; a cache" in said
-    assert "saves 99.8%" in said
+    advice = " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, better))
+    assert "No context is within 1% of the best perplexity." in advice
+    assert "The best perplexity is at a sliding window of 1 tokens; a cache" in advice
+    assert "saves 99.8%" in advice
     none = Check(contexts, {}, sizes, "float32")
-    assert "It was given no window." in " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, none))
+    assert "No sliding window was evaluated." in " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, none))
 
 
 def test_the_profile_is_an_average_over_growing_bins() -> None:
@@ -304,35 +308,35 @@ def test_the_profile_is_an_average_over_growing_bins() -> None:
 
 
 def test_an_estimate_comes_before_the_first_gradient(home: Path) -> None:
-    heard: list[dict[str, float]] = []
-    question = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2, plain=True)
-    measure_all([str(home / "alibi")], question, torch.device("cpu"), torch.float32, heard.append)
-    kinds = [next(iter(event)) for event in heard]
+    events: list[dict[str, float]] = []
+    request = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2, plain=True)
+    measure_all([str(home / "alibi")], request, torch.device("cpu"), torch.float32, events.append)
+    kinds = [next(iter(event)) for event in events]
     assert kinds[:2] == ["stage", "estimate"]
-    assert 0 < heard[1]["estimate"] < 60
-    assert heard[1]["memory"] > 0
+    assert 0 < events[1]["estimate"] < 60
+    assert events[1]["memory"] > 0
 
 
 def test_the_check_is_in_the_first_estimate_and_makes_none_of_its_own(home: Path) -> None:
-    heard: list[dict[str, float]] = []
-    question = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2, plain=True, check=True, targets=3)
-    measure_all([str(home / "alibi")], question, torch.device("cpu"), torch.float32, heard.append)
-    assert sum("estimate" in event for event in heard) == 1
-    assert any(str(event.get("what", "")).startswith("length") for event in heard)
+    events: list[dict[str, float]] = []
+    request = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2, plain=True, check=True, targets=3)
+    measure_all([str(home / "alibi")], request, torch.device("cpu"), torch.float32, events.append)
+    assert sum("estimate" in event for event in events) == 1
+    assert any(str(event.get("what", "")).startswith("length") for event in events)
 
 
 def test_a_page_escapes_what_it_shows(home: Path) -> None:
-    found = measure_all(
+    measurements = measure_all(
         [str(home / "alibi")],
         MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2),
         torch.device("cpu"),
         torch.float32,
     )
-    found[0].about["model"]["name"] = HOSTILE
-    html = page(found, HOSTILE)
+    measurements[0].about["model"]["name"] = HOSTILE
+    html = page(measurements, HOSTILE)
     assert "<script>window.hacked" not in html
     assert "<img" not in html
-    assert HOSTILE in summary(found).rows[0][0]
+    assert HOSTILE in summary(measurements).rows[0][0]
 
 
 def test_a_model_that_cannot_take_the_length_is_one_line(
@@ -342,22 +346,22 @@ def test_a_model_that_cannot_take_the_length_is_one_line(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(home / "alibi" / "model" / name, tmp_path / "mpt" / name)
     with pytest.raises(SystemExit, match="2"):
-        ask(tmp_path / "mpt", "--corpus", home / "corpus")
+        measure(tmp_path / "mpt", "--corpus", home / "corpus")
     error = capsys.readouterr().err
     assert "mpt cannot take 96 tokens" in error
     assert error.endswith(": give a smaller --length\n")
 
 
-def test_a_cache_is_weighed_in_the_dtype_that_the_folder_names(
+def test_cache_bytes_are_in_the_dtype_of_the_configuration(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build("gemma3_text", vocab_size=512).bfloat16().save_pretrained(tmp_path / "half")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(home / "alibi" / "model" / name, tmp_path / "half" / name)
-    ask(tmp_path / "half", "--corpus", home / "corpus", "--check", "--targets", "10", "--plain", "--json")
-    (found,) = json.loads(capsys.readouterr().out)
-    checked, key = found["check"], 2 * 2 * 8 * 2  # keys and values, heads, width, bytes
-    assert (found["model"]["dtype"], checked["cache_dtype"]) == ("float32", "bfloat16")
+    measure(tmp_path / "half", "--corpus", home / "corpus", "--check", "--targets", "10", "--plain", "--json")
+    (result,) = json.loads(capsys.readouterr().out)
+    checked, key = result["check"], 2 * 2 * 8 * 2  # keys and values, heads, width, bytes
+    assert (result["model"]["dtype"], checked["cache_dtype"]) == ("float32", "bfloat16")
     smallest = checked["smallest_window"]
     kept = 5 * min(6, smallest["tokens"]) + smallest["tokens"]
     assert smallest["cache_bytes"] == kept * key

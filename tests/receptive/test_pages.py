@@ -1,4 +1,4 @@
-"""Whole reports in a real browser: the lens and a study show every part, and hostile names are only names."""
+"""Complete reports in a real browser: a measurement and a study show every part, and hostile names are only text."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from browsing import Open
 
 from fieldlens.evaluation.protocols import Anchor
 from fieldlens.evaluation.result import Evaluation
-from fieldlens.receptive import report as lens
+from fieldlens.receptive import report as receptive_report
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.field import ReceptiveField
 from fieldlens.receptive.result import HeatMap, Measurement
@@ -18,7 +18,7 @@ HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 
 
 def measurement(name: str) -> Measurement:
-    """A whole measurement, every part of it there, named and filled with whatever text."""
+    """A measurement with every part, where `name` is used for all texts."""
     rng = np.random.default_rng(0)
     about = {
         "model": {"name": name, "scheme": None},
@@ -48,17 +48,20 @@ def measurement(name: str) -> Measurement:
 
 @pytest.mark.parametrize("width", [360, 1200])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_lens_shows_every_part_of_a_measurement(show: Open, width: int, scheme: str) -> None:
-    found = [measurement(HOSTILE), measurement("plain")]
+def test_a_report_shows_every_part_of_a_measurement(show: Open, width: int, scheme: str) -> None:
+    measurements = [measurement(HOSTILE), measurement("plain")]
     page = show(
-        *lens.blocks(found, HOSTILE), title=HOSTILE, viewport={"width": width, "height": 800}, color_scheme=scheme
+        *receptive_report.blocks(measurements, HOSTILE),
+        title=HOSTILE,
+        viewport={"width": width, "height": 800},
+        color_scheme=scheme,
     )
     headings = page.locator("h2").all_inner_texts()
     for part in (
         "How far back it looks",
-        "Where it is gathered",
-        "If the context is cut",
-        "Checked against perplexity",
+        "Receptive field by layer",
+        "Effect of cutting the context",
+        "Check against perplexity",
     ):
         assert part in headings
     assert page.locator("svg[role=img]").count() == 5
@@ -90,8 +93,8 @@ def result(name: str, seed: int) -> Result:
 @pytest.mark.parametrize("width", [360, 1200])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_study_shows_every_part(show: Open, width: int, scheme: str) -> None:
-    found = [result(HOSTILE, seed) for seed in (1, 2)] + [result("plain", 1)]
-    blocks = study_blocks(found, failed=[HOSTILE], missing=[HOSTILE])
+    results = [result(HOSTILE, seed) for seed in (1, 2)] + [result("plain", 1)]
+    blocks = study_blocks(results, failed=[HOSTILE], missing=[HOSTILE])
     page = show(*blocks, title=HOSTILE, viewport={"width": width, "height": 800}, color_scheme=scheme)
     headings = page.locator("h2").all_inner_texts()
     assert "Does coverage predict extrapolation?" in headings

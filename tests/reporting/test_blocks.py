@@ -1,4 +1,4 @@
-"""Reports: whatever text goes in comes out as text, and the page runs nothing but its own script."""
+"""HTML reports: any text is shown as text, and the page runs only its own script."""
 
 import base64
 import hashlib
@@ -27,7 +27,7 @@ HOSTILE = [
 
 
 class Page(HTMLParser):
-    """What a browser would find: elements with their attributes, and the text of some of them."""
+    """A parsed page: elements with their attributes, and texts by id or tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Page(HTMLParser):
 
 
 def every_block(text: str) -> list[report.Block]:
-    """One block of each kind, with a text wherever a text can be."""
+    """One block of each kind, with `text` in every place for text."""
     line = Series(text, [1, 2], [0.5, None], text, text, [0.4, None], [0.6, None], group=text)
     blocks = [
         report.heading(text),
@@ -72,8 +72,8 @@ def every_block(text: str) -> list[report.Block]:
     return [*blocks, report.tabs(text, {text: blocks}), report.details(text, blocks)]
 
 
-def as_json_knows_it(value: Any) -> Any:
-    """Two halves of a surrogate pair that happen to meet become one character, as they do in every JSON."""
+def through_json(value: Any) -> Any:
+    """Encode and decode: adjacent halves of a surrogate pair become one character."""
     return json.loads(json.dumps(value))
 
 
@@ -88,15 +88,15 @@ def test_any_text_comes_back(text: str) -> None:
     blocks = every_block(text)
     page = report.page(text, text, blocks, {text: text})
     page.encode()
-    assert Page(page).data == as_json_knows_it({"blocks": blocks, "footer": [[text, text]]})
+    assert Page(page).data == through_json({"blocks": blocks, "footer": [[text, text]]})
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_text_adds_no_element(text: str) -> None:
     harmless, hostile = (Page(report.page(name, name, every_block(name), {name: name})) for name in ("harmless", text))
     assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
-    shown = text.encode("utf-8", "backslashreplace").decode()
-    assert hostile.texts["h1"] == hostile.texts["title"] == shown
+    expected = text.encode("utf-8", "backslashreplace").decode()
+    assert hostile.texts["h1"] == hostile.texts["title"] == expected
     assert not set("<>&\u2028\u2029") & set(hostile.texts["data"])
 
 
@@ -124,8 +124,8 @@ def test_the_policy_names_the_script_and_the_style() -> None:
 def test_nothing_comes_from_elsewhere() -> None:
     folder, names = files("fieldlens.reporting"), ("page.html", "style.css", "script.js")
     texts = {name: folder.joinpath(name).read_text("utf-8") for name in names}
-    config_hashes = [found for text in texts.values() for found in re.findall(r"\w+://[^\s\"']*", text)]
-    assert config_hashes == ["http://www.w3.org/2000/svg"]
+    addresses = [address for text in texts.values() for address in re.findall(r"\w+://[^\s\"']*", text)]
+    assert addresses == ["http://www.w3.org/2000/svg"]
     assert not re.search(r"@import|url\(|@font-face", texts["style.css"])
     forbidden = (
         r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|import\(|fetch\(|XMLHttp|\"style\""
@@ -138,15 +138,15 @@ def test_nothing_comes_from_elsewhere() -> None:
         assert attributes.get("href", "data:,") == "data:,"
 
 
-def test_what_is_no_number_is_null() -> None:
+def test_nan_and_inf_are_null() -> None:
     nan, inf = float("nan"), float("inf")
     line = Series("a", [3, 1, nan, 2], [nan, 0.1, 5, None], "#000000", low=[inf, -inf, 5, 0], high=[1, 2, 5, 3])
     block = report.chart("t", Axis("x", low=nan), Axis("y", high=inf), [line], [Mark(nan, "m")])
     heat = report.heat("t", ["a", "b"], [nan, 1.0], "c", "#000000")
     blocks = Page(report.page("t", "s", [block, heat], {})).data["blocks"]
-    (found,) = blocks[0]["series"]
-    assert (found["x"], found["y"]) == ([1, 2, 3], [0.1, None, None])  # in the order of x
-    assert (found["low"], found["high"]) == ([None, 0, None], [2, 3, 1])
+    (series,) = blocks[0]["series"]
+    assert (series["x"], series["y"]) == ([1, 2, 3], [0.1, None, None])  # in the order of x
+    assert (series["low"], series["high"]) == ([None, 0, None], [2, 3, 1])
     assert blocks[0]["x"]["low"] is blocks[0]["y"]["high"] is blocks[0]["marks"][0]["at"] is None
     assert blocks[1]["shares"] == [None, 1]
 
@@ -158,7 +158,7 @@ def test_numbers_keep_seven_digits() -> None:
     assert all(isinstance(x, int) for x in block["series"][0]["x"])
 
 
-def test_columns_of_numbers_are_known() -> None:
+def test_columns_of_numbers_are_detected() -> None:
     columns = {
         "name": ["a", "b"],
         "number": ["1,024", "not reached"],

@@ -1,4 +1,4 @@
-"""The pieces of a report in a real browser: quiet, offline, readable at every width, and deaf to hostile text."""
+"""The blocks of a report in a real browser: no errors, no network, readable at every width, safe with hostile text."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def plot(page: Any) -> Any:
 
 
 def wait(page: Any, expression: str) -> None:
-    """Until something is true; asked from here, as the page's policy allows no function from outside to run in it."""
+    """Wait until an expression is true; polled here, because the page's policy forbids foreign functions."""
     for _ in range(200):
         if page.evaluate(expression):
             return
@@ -34,7 +34,7 @@ def wait(page: Any, expression: str) -> None:
 
 
 def tip(page: Any) -> str:
-    """The text of the tooltip, cells set apart by spaces."""
+    """The text of the tooltip, with cells separated by spaces."""
     return " ".join(page.locator(".tip").inner_text().split())
 
 
@@ -44,7 +44,7 @@ def ticks(page: Any, anchor: str = "middle") -> list[str]:
 
 
 def everything() -> list[Block]:
-    """A report with all there is."""
+    """One block of every kind."""
     lines = [
         Series(f"model {n}", range(1, 2049), [min(1, x / 900 / n) for x in range(1, 2049)], colour, "o")
         for n, colour in ((1, "#0072B2"), (2, "#000000"))
@@ -197,7 +197,7 @@ def test_switches_redraw(show: Open) -> None:
     assert ticks(page, "end") == ["1", "10", "100"]
     assert x.get_by_role("button", name="log").get_attribute("aria-pressed") == "true"
     plot(page).press("Home")
-    assert tip(page) == "1 x a 0"  # not drawn, yet told
+    assert tip(page) == "1 x a 0"  # not drawn, but readable
     x.get_by_role("button", name="linear").click()
     y.get_by_role("button", name="linear").click()
     assert ticks(page) == straight
@@ -259,11 +259,11 @@ def test_labels_of_marks_do_not_touch(show: Open, width: int) -> None:
     assert page.locator(".plot line.mark").count() == 5
     boxes = [label.bounding_box() for label in page.locator(".plot text.label").all()]
     assert len(boxes) == 5
-    for index, one in enumerate(boxes):
-        assert one["x"] + one["width"] <= width
+    for index, box in enumerate(boxes):
+        assert box["x"] + box["width"] <= width
         for other in boxes[:index]:
-            apart = one["x"] > other["x"] + other["width"] or other["x"] > one["x"] + one["width"]
-            assert apart or abs(one["y"] - other["y"]) > 11
+            apart = box["x"] > other["x"] + other["width"] or other["x"] > box["x"] + box["width"]
+            assert apart or abs(box["y"] - other["y"]) > 11
 
 
 def test_charts_follow_the_width(show: Open) -> None:
@@ -283,8 +283,8 @@ def test_a_heat_map_reads_its_tokens(show: Open) -> None:
     shares = [0.5, 0.25, 0.125, 0, 0.0005, 0, 0, 0, 0.1245]
     page = show(report.heat("Heat", tokens, shares, " target", "#000000", "A caption."), color_scheme="dark")
     cells = page.locator(".tokens .token")
-    shown = ["One", " line↵\n", "⇥\t", "···", "next", "ESC", "U+202E", "∅", " last", " target"]
-    assert cells.all_text_contents() == shown
+    expected = ["One", " line↵\n", "⇥\t", "···", "next", "ESC", "U+202E", "∅", " last", " target"]
+    assert cells.all_text_contents() == expected
     assert cells.nth(4).bounding_box()["y"] > cells.nth(0).bounding_box()["y"] + 10
     box = cells.nth(0).bounding_box()
     page.mouse.move(box["x"] + box["width"] + 9, box["y"] + 9)
@@ -311,17 +311,17 @@ def test_a_long_heat_map_opens_at_its_end(show: Open) -> None:
 def test_tabs(show: Open) -> None:
     page = show(report.tabs("Tabs", {name: [report.text(f"pane {name}"), chart([line(name)])] for name in "abc"}))
 
-    def seen() -> list[str]:
+    def visible() -> list[str]:
         return [name for name in "abc" if page.get_by_text(f"pane {name}").is_visible()]
 
-    assert seen() == ["a"]
+    assert visible() == ["a"]
     page.get_by_role("tab", name="b").click()
-    assert seen() == ["b"]
+    assert visible() == ["b"]
     assert page.get_by_role("tab", name="b").get_attribute("aria-selected") == "true"
     assert page.get_by_role("tabpanel").locator(".plot .line").count() == 1  # drawn once it is seen
     for key, then in (("ArrowRight", "c"), ("ArrowRight", "a"), ("ArrowLeft", "c"), ("Home", "a"), ("End", "c")):
         page.keyboard.press(key)
-        assert seen() == [then]
+        assert visible() == [then]
     page.keyboard.press("Tab")  # leaves the tabs: only the chosen one is a stop
     assert page.evaluate("document.activeElement.getAttribute('role')") != "tab"
 
@@ -335,8 +335,8 @@ def test_copy_buttons(show: Open, way: str) -> None:
         before=f"window.board = navigator.clipboard; {hide}",
         permissions=["clipboard-read", "clipboard-write"],
     )
-    wanted = {"Copy Markdown": "| a |\n| b |\n", "Copy LaTeX": "a \\\\", "Copy": "run --this\n  now <b>"}
-    for label, text in wanted.items():
+    copies = {"Copy Markdown": "| a |\n| b |\n", "Copy LaTeX": "a \\\\", "Copy": "run --this\n  now <b>"}
+    for label, text in copies.items():
         button = page.get_by_role("button", name=label, exact=True)
         button.click()
         page.get_by_role("button", name="Copied").first.wait_for()
@@ -396,7 +396,7 @@ def test_hostile_text_is_only_text(show: Open, text: str) -> None:
     plot(page).press("End")
     assert page.locator(".tip th span").first.evaluate("node => node.textContent") == text
     page.locator(".tokens").first.press("Home")
-    shown = text.encode("utf-8", "backslashreplace").decode() if "\ud800" in text else text
+    title = text.encode("utf-8", "backslashreplace").decode() if "\ud800" in text else text
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("({}).hacked") is None
     texts = page.evaluate("""() => {
@@ -407,11 +407,11 @@ def test_hostile_text_is_only_text(show: Open, text: str) -> None:
       return Object.fromEntries(places.map((place) => [place, document.querySelector(place).textContent]));
     }""")
     lone = text.replace("\ud800", "\ufffd")  # half a pair cannot leave the browser
-    assert {place: found for place, found in texts.items() if found not in (text, lone)} == {}
-    assert page.title().strip() == " ".join(shown.replace("\x00", "\ufffd").split())
+    assert {place: content for place, content in texts.items() if content not in (text, lone)} == {}
+    assert page.title().strip() == " ".join(title.replace("\x00", "\ufffd").split())
     assert page.locator("main script, main img, main iframe, main a").count() == 0
     painted = page.locator(".plot .line").first.evaluate("node => getComputedStyle(node).stroke")
-    assert painted == "rgb(102, 102, 102)"  # what is no colour is grey
+    assert painted == "rgb(102, 102, 102)"  # an invalid colour becomes grey
 
 
 def test_paper_shows_everything(show: Open) -> None:

@@ -1,4 +1,4 @@
-"""What must hold for every scheme that is registered, with and without a window."""
+"""Properties of every registered scheme, with and without a window."""
 
 import oracle
 import pytest
@@ -15,13 +15,13 @@ LAYERS, LENGTH = 3, 24
 
 
 def decoder(spec: str, window: int | None, layers: int = LAYERS) -> fieldlens.Decoder:
-    """Small, with weights large enough that every dependence shows."""
+    """A small model with weights large enough that every dependence is visible."""
     config = fieldlens.Config(scheme=spec, window=window, layers=layers, width=32, heads=4, vocab_size=60, init_std=0.2)
     return fieldlens.Decoder(config).eval()
 
 
 def input_gradient(model: fieldlens.Decoder, ids: Tensor, position: int) -> Tensor:
-    """How much each input embedding moves one position's logits: a norm for each token."""
+    """Gradient norm of the logits at one position with respect to each input embedding."""
     embeddings = model.embed(ids).detach().requires_grad_()
     weights = torch.randn(model.config.vocab_size)
     (model(embeddings_BTD=embeddings)[:, position] @ weights).sum().backward()
@@ -72,7 +72,7 @@ def test_last_position_mode_is_the_full_forward(every_spec: str, window: int | N
 
 @pytest.mark.usefixtures("float64")
 def test_last_position_mode_at_positions_that_jump_back(every_spec: str) -> None:
-    """The nearest keys are then not among the last tokens: nothing may be left out."""
+    """The nearest keys are then not among the last tokens, so no token may be dropped."""
     model = decoder(every_spec, 2)
     ids, positions = torch.randint(60, (1, 9)), torch.tensor([8, 0, 1, 2, 3, 4, 5, 6, 9])
     full = model(ids, positions=positions)[:, -1:]
@@ -107,7 +107,7 @@ def test_learned_parameters_are_shared_and_do_not_decay(every_spec: str) -> None
 
 
 def test_learned_parameters_receive_gradients(every_spec: str) -> None:
-    model, ids_BT = decoder(every_spec, None), torch.randint(60, (2, 131))  # what acts from afar must be reached
+    model, ids_BT = decoder(every_spec, None), torch.randint(60, (2, 131))  # long enough for biases of far keys
     torch.nn.functional.cross_entropy(model(ids_BT[:, :-1]).flatten(0, 1), ids_BT[:, 1:].flatten()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -115,20 +115,20 @@ def test_learned_parameters_receive_gradients(every_spec: str) -> None:
         assert bool((parameter.grad != 0).any()), name
 
 
-# Fast attention against the oracle: where queries and keys stand, as (q_positions, k_positions), each (B, T).
+# Fast attention against the oracle: (q_positions, k_positions), each (T,) or (B, T).
 T, S = 130, 200
-PLACES = {
+POSITIONS = {
     "square": (torch.arange(S), torch.arange(S)),
     "the last T of S": (torch.arange(S - T, S), torch.arange(S)),
     "a later chunk": (torch.arange(900, 900 + T), torch.arange(900 + T - S, 900 + T)),
     "keys run on past the queries": (torch.arange(20, 20 + T), torch.arange(10, 10 + S)),
     "queries before all keys": (torch.arange(T), torch.arange(50, 50 + S)),
     "a ring": (torch.arange(S, S + 2), (torch.arange(S) + 77) % S + 2),
-    "rows that stand apart": (
+    "rows shifted against each other": (
         torch.stack([torch.arange(S - T, S), torch.arange(S - T, S) + 31, torch.arange(S - T, S) + 500]),
         torch.stack([torch.arange(S), torch.arange(S) + 31, torch.arange(S) + 500]),
     ),
-    "rows with distances of their own": (
+    "rows with different distances": (
         torch.stack([torch.arange(S - T, S), torch.arange(S - T, S) + 31]),
         torch.stack([torch.arange(S), torch.arange(S) + 21]),
     ),
@@ -143,49 +143,49 @@ PLACES = {
 }
 
 
-def both(place: str, built: Scheme, window: int | None, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
-    """Output and gradients to q, k, v and parameters, ours and the oracle's, from numbers that float32 holds."""
+def both(case: str, built: Scheme, window: int | None, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Output and gradients of q, k, v and parameters: of fieldlens, then of the oracle. Inputs are exact in float32."""
     torch.manual_seed(1)
-    q_positions, k_positions = (torch.atleast_2d(positions) for positions in PLACES[place])
+    q_positions, k_positions = (torch.atleast_2d(positions) for positions in POSITIONS[case])
     batch, t, s = max(2, len(q_positions)), q_positions.shape[1], k_positions.shape[1]
     q, k, v, upstream = (torch.randn(batch, 4, count, 8).to(dtype).requires_grad_() for count in (t, s, s, t))
-    sought = [q, k, v, *built.parameters()]
-    ours = fieldlens.attention(q, k, v, built, window, *PLACES[place])
-    theirs = oracle.attention(q, k, v, built, window, q_positions.expand(batch, -1), k_positions.expand(batch, -1))
-    first, second = (_with_gradients(out, sought, upstream.detach()) for out in (ours, theirs))
+    inputs = [q, k, v, *built.parameters()]
+    result = fieldlens.attention(q, k, v, built, window, *POSITIONS[case])
+    expected = oracle.attention(q, k, v, built, window, q_positions.expand(batch, -1), k_positions.expand(batch, -1))
+    first, second = (_with_gradients(out, inputs, upstream.detach()) for out in (result, expected))
     return first, second
 
 
-def _with_gradients(out: Tensor, sought: list[Tensor], upstream: Tensor) -> list[Tensor]:
-    """Learned embeddings have none in attention."""
-    return [out.detach(), *torch.autograd.grad(out, sought, upstream, materialize_grads=True)]
+def _with_gradients(out: Tensor, inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    """Output and gradients; 0 for learned embeddings, which attention does not use."""
+    return [out.detach(), *torch.autograd.grad(out, inputs, upstream, materialize_grads=True)]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("case", POSITIONS)
 @pytest.mark.parametrize("window", [None, 1, 7, 150])
-def test_attention_is_the_oracle(every_spec: str, window: int | None, place: str) -> None:
+def test_attention_is_the_oracle(every_spec: str, window: int | None, case: str) -> None:
     built = scheme(every_spec, 4, 8).double()
-    ours, theirs = both(place, built, window, torch.float64)
-    for mine, their in zip(ours, theirs, strict=True):
-        assert (mine - their).abs().max() <= 1e-12 * max(1.0, float(their.abs().max()))
+    results, references = both(case, built, window, torch.float64)
+    for result, expected in zip(results, references, strict=True):
+        assert (result - expected).abs().max() <= 1e-12 * max(1.0, float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("place", ["square", "padded rows"])
+@pytest.mark.parametrize("case", ["square", "padded rows"])
 @WINDOWS
-def test_float32_error_is_no_worse_than_the_oracles(every_spec: str, window: int | None, place: str) -> None:
+def test_float32_error_is_no_worse_than_the_oracles(every_spec: str, window: int | None, case: str) -> None:
     single, double = in_both_types(every_spec)
-    ours, plain = both(place, single, window, torch.float32)
-    _, exact = both(place, double, window, torch.float64)
+    results, references = both(case, single, window, torch.float32)
+    _, exact = both(case, double, window, torch.float64)
     sizes = [float(truth.abs().max()) for truth in exact]
-    for index, (mine, theirs, truth) in enumerate(zip(ours, plain, exact, strict=True)):
-        # some gradients are exactly 0; those of parameters, after the output, q, k and v, are sums of many
+    for index, (result, reference, truth) in enumerate(zip(results, references, exact, strict=True)):
+        # some gradients are exactly 0; those of parameters (after the output, q, k and v) are sums over many scores
         learned = index >= 4
         allowed = 4e-6 * max(sizes[0], *sizes[4:]) if learned else 1e-6 * max(sizes[0], sizes[index])
-        assert (mine - truth).abs().max() <= 2 * (theirs - truth).abs().max() + allowed
+        assert (result - truth).abs().max() <= 2 * (reference - truth).abs().max() + allowed
 
 
 def in_both_types(spec: str) -> tuple[Scheme, Scheme]:
-    """One scheme in float32, and the same numbers in float64."""
+    """A scheme in float32, and the same parameters in float64."""
     single, double = scheme(spec, 4, 8), scheme(spec, 4, 8).double()
     double.load_state_dict(single.state_dict())
     return single, double
@@ -197,27 +197,26 @@ def test_attention_is_exact_at_16384_tokens(every_spec: str, window: int | None)
     single, double = in_both_types(every_spec)
     far = torch.arange(16384)
     q, k, v = torch.randn(1, 4, 48, 8), torch.randn(1, 4, 16384, 8), torch.randn(1, 4, 16384, 8)
-    at = (far[None, -48:], far[None])
+    positions = (far[None, -48:], far[None])
     with torch.no_grad():
-        truth = oracle.attention(q.double(), k.double(), v.double(), double, window, *at)
-        plain = oracle.attention(q, k, v, single, window, *at)
-        ours = fieldlens.attention(q, k, v, single, window)
-    assert (ours - truth).abs().max() <= 2 * (plain - truth).abs().max() + 1e-6 * truth.abs().max()
+        truth = oracle.attention(q.double(), k.double(), v.double(), double, window, *positions)
+        reference = oracle.attention(q, k, v, single, window, *positions)
+        result = fieldlens.attention(q, k, v, single, window)
+    assert (result - truth).abs().max() <= 2 * (reference - truth).abs().max() + 1e-6 * truth.abs().max()
 
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_strides_do_not_matter(every_spec: str, window: int | None) -> None:
-    """The private kernel takes a last axis of stride 1 for granted."""
+    """The private kernel assumes stride 1 on the last axis."""
     built = scheme(every_spec, 4, 8)
     plain = [torch.randn(2, 4, 20, 8) for _ in range(3)]
     strided = [x.transpose(2, 3).contiguous().transpose(2, 3).requires_grad_() for x in plain]
     plain = [x.requires_grad_() for x in plain]
     first, second = fieldlens.attention(*plain, built, window), fieldlens.attention(*strided, built, window)
     assert (first - second).abs().max() < 1e-6
-    for one, other in zip(
-        torch.autograd.grad(first.sum(), plain), torch.autograd.grad(second.sum(), strided), strict=True
-    ):
-        assert (one - other).abs().max() < 1e-5
+    gradients = (torch.autograd.grad(first.sum(), plain), torch.autograd.grad(second.sum(), strided))
+    for plain_gradient, strided_gradient in zip(*gradients, strict=True):
+        assert (plain_gradient - strided_gradient).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -231,14 +230,14 @@ def test_gradcheck(every_spec: str, window: int | None) -> None:
 
 
 @WINDOWS
-@pytest.mark.parametrize("place", ["square", "padded rows", "queries before all keys"])
+@pytest.mark.parametrize("case", ["square", "padded rows", "queries before all keys"])
 def test_private_kernel_and_public_operators_agree(
-    every_spec: str, window: int | None, place: str, monkeypatch: pytest.MonkeyPatch
+    every_spec: str, window: int | None, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = scheme(every_spec, 4, 8).double()
     assert cpu_flash.available()
-    fast, _ = both(place, built, window, torch.float64)
+    fast, _ = both(case, built, window, torch.float64)
     monkeypatch.setattr(cpu_flash, "available", lambda: False)
-    public, _ = both(place, built, window, torch.float64)
-    for mine, other in zip(fast, public, strict=True):
-        assert (mine - other).abs().max() <= 1e-12 * max(1.0, float(other.abs().max()))
+    public, _ = both(case, built, window, torch.float64)
+    for result, expected in zip(fast, public, strict=True):
+        assert (result - expected).abs().max() <= 1e-12 * max(1.0, float(expected.abs().max()))

@@ -1,4 +1,4 @@
-"""A new scheme is one new file: registry, listing, model and contracts know it."""
+"""A new scheme is one new file, found by the registry, the listing, the model and the contract tests."""
 
 import json
 import os
@@ -41,15 +41,15 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "FIELDLENS_PLUGINS": str(tmp_path / "cliff.py")}
 
 
-def python(environment: dict[str, str], *words: str) -> str:
+def python(environment: dict[str, str], *arguments: str) -> str:
     child = subprocess.run(
-        [sys.executable, *words], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert child.returncode == 0, child.stdout + child.stderr
     return child.stdout
 
 
-def test_listing_and_model_know_it(environment: dict[str, str]) -> None:
+def test_listing_and_model_find_it(environment: dict[str, str]) -> None:
     rows = json.loads(
         python(environment, "-m", "fieldlens", "schemes", "cliff:steep=false,edge=5,mood=wild", "--json")
     )["schemes"]
@@ -67,8 +67,8 @@ def test_listing_and_model_know_it(environment: dict[str, str]) -> None:
 
 def test_contracts_run_over_the_example() -> None:
     """The command of docs/own-scheme.md."""
-    walk = (ROOT / "docs" / "own-scheme.md").read_text()
-    (command,) = [line for line in walk.splitlines() if line.startswith("python -m pytest")]
+    page = (ROOT / "docs" / "own-scheme.md").read_text()
+    (command,) = [line for line in page.splitlines() if line.startswith("python -m pytest")]
     environment = {**os.environ, "FIELDLENS_PLUGINS": "examples/cliff.py"}
     assert " passed" in python(environment, *command.split()[1:], "-p", "no:cacheprovider", "-p", "no:xdist")
 
@@ -80,7 +80,10 @@ def test_a_module_can_be_named_too(environment: dict[str, str], tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("plugin", "message"),
-    [("nowhere.py", "names nowhere.py, which is not a file"), ("no_such_module", "which cannot be imported")],
+    [
+        ("nowhere.py", "PLUGINS: no such file: nowhere.py"),
+        ("no_such_module", "PLUGINS: cannot import no_such_module: "),
+    ],
 )
 def test_a_plugin_that_is_not_there(plugin: str, message: str) -> None:
     child = subprocess.run(
@@ -99,12 +102,12 @@ def test_a_plugin_that_is_not_there(plugin: str, message: str) -> None:
     ("old", "new", "message"),
     [
         ("class Cliff(Scheme):", "class Cliff(Scheme)", "SyntaxError: "),
-        ("edge: int = 3", "edge=3", "option 'edge' of scheme 'cliff' is declared without a type or a default"),
-        ("edge: int = 3", "edge: int", "option 'edge' of scheme 'cliff' is declared without a type or a default"),
-        ("[:, None] * (", "* (", "the bias of scheme 'cliff' has the shape (12,): one row for each of 12 heads"),
+        ("edge: int = 3", "edge=3", "option 'edge' of scheme 'cliff' needs a type hint and a default"),
+        ("edge: int = 3", "edge: int", "option 'edge' of scheme 'cliff' needs a type hint and a default"),
+        ("[:, None] * (", "* (", "the bias of scheme 'cliff' has shape (12,), expected (12, "),
     ],
 )
-def test_slips_in_a_plugin_are_one_line(old: str, new: str, message: str, environment: dict[str, str]) -> None:
+def test_errors_in_a_plugin_are_one_line(old: str, new: str, message: str, environment: dict[str, str]) -> None:
     file = Path(environment["FIELDLENS_PLUGINS"])
     file.write_text(PLUGIN.replace(old, new).replace("(distances_N >= self.edge)", "(distances_N[:1] >= self.edge)"))
     child = subprocess.run(

@@ -1,4 +1,4 @@
-"""Schemes of one's own: what they return is asked first, their numbers stay theirs, and slips are one line."""
+"""User-defined schemes: outputs are checked before training, parameters are kept, and errors are one line."""
 
 import sys
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import short_training as training
-import studying
+import small_studies
 import torch
 
 import fieldlens
@@ -36,8 +36,9 @@ BUILT = "    def __init__(self, heads, head_width):\n        super().__init__(he
 Declare = Callable[..., None]
 
 
-def gives(seam: str, what: str) -> str:
-    return f"    def {seam}(self, d):\n        return {what}\n"
+def method(name: str, expression: str) -> str:
+    """Source of a method that returns an expression of its argument `d`."""
+    return f"    def {name}(self, d):\n        return {expression}\n"
 
 
 @pytest.fixture
@@ -58,21 +59,21 @@ def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Declare:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (gives("bias", "torch.zeros(3, len(d))"), r"bias\(\) of scheme 'mine' gives the shape \(3, 4\)"),
-        (gives("embedding", "torch.zeros(len(d), 1)"), r"embedding.* \(4, 32\) is needed"),
-        (gives("angles", "torch.zeros(len(d), 8)"), r"angles.* \(4, 4\) is needed"),
-        (gives("bias", "torch.zeros(1, len(d)) / 0"), "bias.* gives no numbers"),
-        (gives("bias", "-torch.ones(1, len(d)) / 0"), "bias.* gives no numbers"),
-        (gives("bias", "None").replace("d)", "q, k)"), "bias.* does not work: TypeError: "),
-        (gives("bias", "0.5"), "bias.* gives float: a tensor is needed"),
-        (BUILT + "        raise ValueError('odd')", "'mine' cannot be built for 4 heads of width 8: ValueError: odd"),
+        (method("bias", "torch.zeros(3, len(d))"), r"bias\(\) of scheme 'mine' returned shape \(3, 4\)"),
+        (method("embedding", "torch.zeros(len(d), 1)"), r"embedding.* expected \(4, 32\)"),
+        (method("angles", "torch.zeros(len(d), 8)"), r"angles.* expected \(4, 4\)"),
+        (method("bias", "torch.zeros(1, len(d)) / 0"), "bias.* returned NaN or inf"),
+        (method("bias", "-torch.ones(1, len(d)) / 0"), "bias.* returned NaN or inf"),
+        (method("bias", "None").replace("d)", "q, k)"), "bias.* failed: TypeError: "),
+        (method("bias", "0.5"), "bias.* must return a tensor or None, got float"),
+        (BUILT + "        raise ValueError('odd')", "cannot build .*'mine' for 4 heads of width 8: ValueError: odd"),
         (
-            BUILT + "        self.table = torch.randn(heads, 9)\n" + gives("bias", "self.table[:, :len(d)]"),
-            "uses numbers that are neither parameters nor buffers",
+            BUILT + "        self.table = torch.randn(heads, 9)\n" + method("bias", "self.table[:, :len(d)]"),
+            "uses values that are neither parameters nor buffers",
         ),
     ],
 )  # fmt: skip
-def test_what_no_decoder_can_use_is_refused_first(declare: Declare, body: str, message: str) -> None:
+def test_invalid_outputs_are_refused_before_training(declare: Declare, body: str, message: str) -> None:
     declare(body)
     with pytest.raises(BadInput, match=message):
         check_scheme("mine", 4, 8)
@@ -80,18 +81,18 @@ def test_what_no_decoder_can_use_is_refused_first(declare: Declare, body: str, m
         check_shape(recipe("smoke", scheme="mine"))
 
 
-def test_a_row_for_all_heads_and_an_edge_are_sound(declare: Declare) -> None:
-    declare(gives("bias", "torch.where(d < 3, 0.0, -torch.inf)[None]"))
+def test_a_row_for_all_heads_and_an_edge_are_valid(declare: Declare) -> None:
+    declare(method("bias", "torch.where(d < 3, 0.0, -torch.inf)[None]"))
     check_scheme("mine", 4, 8)
 
 
 PROJECTED = (
-    BUILT + "        self.slope = nn.Parameter(0.1 * torch.randn(heads))\n" + gives("bias", "-self.slope[:, None] * d")
+    BUILT + "        self.slope = nn.Parameter(0.1 * torch.randn(heads))\n" + method("bias", "-self.slope[:, None] * d")
 )
 
 
 @pytest.mark.parametrize("rule", ["clamp_(min=0)", "div_(self.slope.data.norm())"])
-def test_what_a_scheme_projects_is_no_number_of_its_own(declare: Declare, rule: str) -> None:
+def test_projected_parameters_pass_the_check(declare: Declare, rule: str) -> None:
     declare(f"{PROJECTED}    def project(self):\n        self.slope.data.{rule}\n")
     for _ in range(20):
         check_scheme("mine", 4, 8)
@@ -103,7 +104,7 @@ FACTORY = (
 
 
 @pytest.mark.parametrize("text", [FACTORY, "import {package}.schemes\n"])
-def test_a_file_may_have_its_schemes_made_elsewhere(
+def test_a_file_may_import_or_generate_its_schemes(
     declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     package = f"package_{abs(hash(tmp_path))}"
@@ -126,11 +127,11 @@ LEARNT = (
         "        self.order = torch.logspace(-2, 0, heads).tolist()\n"
         "        assert (torch.arange(heads).diff() > 0).all()\n"
     )
-    + gives("embedding", "self.table(d)")
+    + method("embedding", "self.table(d)")
 )
 
 
-def test_a_scheme_starts_as_it_made_itself(declare: Declare) -> None:
+def test_a_scheme_keeps_its_own_initialisation(declare: Declare) -> None:
     declare(LEARNT)
     model = fieldlens.Decoder(fieldlens.Config(scheme="mine", layers=1, width=32, heads=4, vocab_size=64))
     assert model.scheme.get_parameter("table.weight").unique().tolist() == [5.0]
@@ -138,7 +139,7 @@ def test_a_scheme_starts_as_it_made_itself(declare: Declare) -> None:
     assert model.embedding.weight.std() < 0.1
 
 
-def test_a_scheme_may_look_at_its_numbers_and_is_loaded_all_the_same(declare: Declare, tmp_path: Path) -> None:
+def test_a_scheme_that_reads_its_values_when_built_can_be_loaded(declare: Declare, tmp_path: Path) -> None:
     declare(LEARNT)
     model = fieldlens.Decoder(fieldlens.Config(scheme="mine", layers=1, width=32, heads=4, vocab_size=64)).eval()
     FieldlensForCausalLM.of(model).save_pretrained(tmp_path / "folder")
@@ -147,9 +148,9 @@ def test_a_scheme_may_look_at_its_numbers_and_is_loaded_all_the_same(declare: De
     assert torch.equal(loaded(ids_BT), model(ids_BT))
 
 
-def test_validation_is_no_training(declare: Declare, tmp_path: Path) -> None:
-    """Whoever looks more often must not end with other weights."""
-    declare(gives("bias", "-torch.rand(1) * d[None] if self.training else -0.5 * d[None]"))
+def test_validation_does_not_change_the_random_state(declare: Declare, tmp_path: Path) -> None:
+    """The number of validations must not affect the trained weights."""
+    declare(method("bias", "-torch.rand(1) * d[None] if self.training else -0.5 * d[None]"))
     words = training.write_corpus(tmp_path / "words")
     chosen = recipe("smoke", scheme="mine", corpus=str(words), bpe=300)
     tokens = tokenize(open_corpus(str(words)), 300, None, None)
@@ -164,31 +165,31 @@ def test_validation_is_no_training(declare: Declare, tmp_path: Path) -> None:
 def test_a_run_whose_formula_has_changed_is_not_evaluated(
     declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bias = gives("bias", "-0.05 * d[None]")
+    bias = method("bias", "-0.05 * d[None]")
     declare(bias)
     words = training.write_corpus(tmp_path / "words")
     train(recipe("smoke", scheme="mine", corpus=str(words), steps=2), tmp_path / "run")
     origin = find_model(str(tmp_path / "run"))
     loaded = load(origin, torch.device("cpu"), torch.float32)
     assert loaded.about["scheme_source"] == source_of("mine")["scheme_source"]
-    mine = base.REGISTERED["mine"]
-    monkeypatch.setattr(mine, "__module__", "fieldlens.schemes.mine")  # moved to where settled formulas are
-    assert load(origin, torch.device("cpu"), torch.float32).about["scheme_source"] == mine.file_hash
+    cls = base.REGISTERED["mine"]
+    monkeypatch.setattr(cls, "__module__", "fieldlens.schemes.mine")  # as if moved into the package
+    assert load(origin, torch.device("cpu"), torch.float32).about["scheme_source"] == cls.file_hash
     del base.REGISTERED["mine"]
     declare(bias.replace("0.05", "3.0"))
     with pytest.raises(BadInput, match="the file of scheme 'mine' has changed since this run was trained"):
         load(origin, torch.device("cpu"), torch.float32)
 
 
-def test_a_worker_that_finds_another_formula_does_not_begin(
+def test_a_worker_with_another_formula_does_not_start(
     declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    declare(gives("bias", "-0.05 * d[None]"))
-    study, places = studying.opened(studying.write_study(tmp_path, ["mine"]))
+    declare(method("bias", "-0.05 * d[None]"))
+    study, places = small_studies.opened(small_studies.write_study(tmp_path, ["mine"]))
     order = Order(study.jobs[0], places, str(tmp_path / "words"), Machine(device="cpu", threads=1))
     order.write()
     del base.REGISTERED["mine"]
-    declare(gives("bias", "-3.0 * d[None]"))
+    declare(method("bias", "-3.0 * d[None]"))
     monkeypatch.setattr(sys, "argv", ["job", str(order.file), "0"])
     monkeypatch.setattr(job, "_end_with_parent", lambda: None)
     with pytest.raises(SystemExit) as ended:
@@ -211,7 +212,7 @@ OPTIONS = BUILT.replace("head_width)", (
         ("most=none", None), ("most=9", 9),
     ],
 )  # fmt: skip
-def test_every_option_that_can_be_declared_can_be_given(declare: Declare, text: str, value: object) -> None:
+def test_every_declared_option_can_be_parsed(declare: Declare, text: str, value: object) -> None:
     declare(OPTIONS)
     assert schemes.parse(f"mine:{text}")[1] == {text.split("=", maxsplit=1)[0]: value}
     assert schemes.canonical(schemes.canonical(f"mine:{text}")) == schemes.canonical(f"mine:{text}")
@@ -220,16 +221,16 @@ def test_every_option_that_can_be_declared_can_be_given(declare: Declare, text: 
 @pytest.mark.parametrize(
     ("body", "name", "message"),
     [
-        ("    label = 'x'", "source = 'y'", "declares no scheme: give a subclass of Scheme a name"),
-        ("    pass", "name = 'my scheme:v2'", "a scheme is named 'my scheme:v2': letters, digits"),
-        ("    pass", "name = 5", "a scheme is named 5: letters, digits"),
-        ("    colour = 'bluish'", "name = 'mine'", "the colour of scheme 'mine' is 'bluish': one like #0072B2"),
-        (BUILT.replace("head_width)", "head_width, slope: float = 2.0)", 1), "name = 'mine'", "stands before the .: "),
+        ("    label = 'x'", "source = 'y'", "declares no scheme: define a subclass of Scheme with a name"),
+        ("    pass", "name = 'my scheme:v2'", "invalid scheme name 'my scheme:v2': use letters, digits"),
+        ("    pass", "name = 5", "invalid scheme name 5: use letters, digits"),
+        ("    colour = 'bluish'", "name = 'mine'", "colour of scheme 'mine' must be a code like #0072B2, got 'bluish'"),
+        (BUILT.replace("head_width)", "head_width, slope: float = 2.0)", 1), "name = 'mine'", "is not keyword-only: "),
         (BUILT.replace("head_width)", "head_width, *, window: int = 2)", 1), "name = 'mine'", "an option 'window'"),
         (BUILT.replace("head_width)", "head_width, *, a: 'Gone' = 2)", 1), "name = 'mine'", "NameError: name 'Gone'"),
     ],
 )  # fmt: skip
-def test_a_slip_of_a_newcomer_is_one_line(declare: Declare, body: str, name: str, message: str) -> None:
+def test_errors_in_a_declaration_are_one_line(declare: Declare, body: str, name: str, message: str) -> None:
     def use() -> None:
         declare(body, name)
         schemes.parse("mine")
@@ -238,7 +239,7 @@ def test_a_slip_of_a_newcomer_is_one_line(declare: Declare, body: str, name: str
         use()
 
 
-def test_schemes_without_a_colour_are_told_apart(declare: Declare) -> None:
+def test_schemes_without_a_colour_get_different_ones(declare: Declare) -> None:
     from fieldlens.reporting.plots import tints
 
     declare("    pass", "name = 'mine'")
@@ -255,9 +256,9 @@ def test_a_scheme_keeps_its_colour_among_its_variants() -> None:
         return sum(colors.to_rgb(colour))
 
     variants = ["sandwich:dims=32", "sandwich:dims=64", "sandwich", "sandwich:dims=256", "sandwich:dims=512"]
-    found = tints(variants)
-    assert found[2] == tints(["sandwich"])[0]
-    lightness = [light(colour) for colour, _ in found]
+    styles = tints(variants)
+    assert styles[2] == tints(["sandwich"])[0]
+    lightness = [light(colour) for colour, _ in styles]
     assert lightness == sorted(set(lightness), reverse=True)
-    assert {marker for _, marker in found} == {found[2][1]}
-    assert tints(variants[:2])[1] == found[2]  # without the scheme itself, the last has its colour
+    assert {marker for _, marker in styles} == {styles[2][1]}
+    assert tints(variants[:2])[1] == styles[2]  # without the default variant, the last one has the scheme's colour

@@ -1,11 +1,11 @@
-"""Studies: what changes under their feet, and what cannot be done."""
+"""The controller: changed corpora, plugins and tokenizers, useless workers, and invalid studies."""
 
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-import studying
+import small_studies
 
 from fieldlens.cli import main
 from fieldlens.core.device import Machine
@@ -27,14 +27,14 @@ EVEN = Forecast({"train": 1.0, "evaluate": 1.0, "measure": 1.0})
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of one short run, done; its text has been moved since."""
+    """A finished study of one short run, whose corpus was moved afterwards."""
     folder = tmp_path_factory.mktemp("conduct")
-    file = studying.write_study(folder, ["alibi"], steps=4)
-    found, places = studying.opened(file)
+    file = small_studies.write_study(folder, ["alibi"], steps=4)
+    study, paths = small_studies.opened(file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FIELDLENS_CACHE", str(folder / "cache"))
-        perform(found.jobs[0], places, str(folder / "words"), CPU)
-    write_study(found, places)
+        perform(study.jobs[0], paths, str(folder / "words"), CPU)
+    write_study(study, paths)
     (folder / "corpora").mkdir()
     (folder / "words").rename(folder / "corpora" / "words")
     return file
@@ -42,14 +42,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same in another folder, to spoil."""
+    """A copy of it that a test may change."""
     monkeypatch.setenv("FIELDLENS_CACHE", str(tmp_path / "cache"))
     shutil.copytree(done.parent, tmp_path, dirs_exist_ok=True)
     return tmp_path / done.name
 
 
 class Idle:
-    """A worker that says it is done and has done nothing, and its executor."""
+    """An executor and worker that returns success without doing anything."""
 
     queues, room = False, 1
 
@@ -58,7 +58,7 @@ class Idle:
 
     def start(self, order: Order) -> "Idle":
         self.started += 1
-        assert self.started < 9, "for ever"
+        assert self.started < 9, "the controller never gives up"
         return self
 
     def code(self) -> int:
@@ -69,29 +69,29 @@ class Idle:
     def close(self) -> None: ...
 
 
-def test_work_that_brings_nothing_is_not_given_out_for_ever(tmp_path: Path) -> None:
-    found, places = studying.opened(studying.write_study(tmp_path, ["alibi"]))
+def test_a_worker_without_results_is_not_restarted_for_ever(tmp_path: Path) -> None:
+    study, paths = small_studies.opened(small_studies.write_study(tmp_path, ["alibi"]))
     idle = Idle()
-    controller = Controller(found, places, lambda: idle, CPU)
+    controller = Controller(study, paths, lambda: idle, CPU)
     controller.prepare()
     controller.run()
     assert idle.started == ATTEMPTS
-    assert list(job_states(found, places).values()) == ["failed"]
-    assert "did its text change" in json.loads(places.failure(found.jobs[0]).read_text())["attempts"][-1]["reason"]
+    assert list(job_states(study, paths).values()) == ["failed"]
+    assert "did the corpus change" in json.loads(paths.failure(study.jobs[0]).read_text())["attempts"][-1]["reason"]
 
 
 def test_corpora_may_move(copy: Path) -> None:
-    """Another question, and the text elsewhere than when the run was trained."""
-    found, places = studying.opened(studying.write_study(copy.parent, ["alibi"], steps=4, lengths=[16, 48]))
+    """Another evaluation, with the corpus in another folder than during training."""
+    study, paths = small_studies.opened(small_studies.write_study(copy.parent, ["alibi"], steps=4, lengths=[16, 48]))
     shutil.rmtree(copy.parent / "words")
-    perform(found.jobs[0], places, str(copy.parent / "corpora" / "words"), CPU)
-    assert list(job_states(found, places).values()) == ["done"]
+    perform(study.jobs[0], paths, str(copy.parent / "corpora" / "words"), CPU)
+    assert list(job_states(study, paths).values()) == ["done"]
 
 
 def test_an_edited_text_shows_before_anything_runs(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def states() -> list[str]:
-        places = ["--out", str(copy.parent / "results"), "--runs", str(copy.parent / "runs")]
-        main(["study", str(copy), *places, "--corpora", str(copy.parent / "corpora"), "--dry-run", "--json"])
+        paths = ["--out", str(copy.parent / "results"), "--runs", str(copy.parent / "runs")]
+        main(["study", str(copy), *paths, "--corpora", str(copy.parent / "corpora"), "--dry-run", "--json"])
         return [row["state"] for row in json.loads(capsys.readouterr().out)["jobs"]]
 
     assert states() == ["done"]
@@ -99,44 +99,45 @@ def test_an_edited_text_shows_before_anything_runs(copy: Path, capsys: pytest.Ca
     assert states() == ["stale"]
 
 
-def test_time_is_foreseen_from_what_was_asked_then(copy: Path) -> None:
-    """Other questions take another time; and what lies in no folder must be trained."""
-    found, places = studying.opened(copy)
-    assert set(forecast(found, places).rates) == set(EVEN.rates)
-    asked, _ = studying.opened(studying.write_study(copy.parent, ["alibi"], steps=4, lengths=[16, 48]))
-    (row,) = overview(asked, places, EVEN)
-    everything = sum(EVEN.seconds(asked.jobs[0]).values())
+def test_time_is_estimated_from_results_with_the_same_settings(copy: Path) -> None:
+    """Timings of other evaluations are not used, and a model that is missing is trained again."""
+    study, paths = small_studies.opened(copy)
+    assert set(forecast(study, paths).rates) == set(EVEN.rates)
+    changed, _ = small_studies.opened(small_studies.write_study(copy.parent, ["alibi"], steps=4, lengths=[16, 48]))
+    (row,) = overview(changed, paths, EVEN)
+    everything = sum(EVEN.seconds(changed.jobs[0]).values())
     assert row["state"] == "stale"
-    assert row["seconds_left"] == everything - EVEN.seconds(asked.jobs[0])["train"]
-    shutil.rmtree(places.work(asked.jobs[0]) / "model")
-    assert overview(asked, places, EVEN)[0]["seconds_left"] == everything
-    timings = places.result(found.jobs[0]) / "timings.json"
+    assert row["seconds_left"] == everything - EVEN.seconds(changed.jobs[0])["train"]
+    shutil.rmtree(paths.work(changed.jobs[0]) / "model")
+    assert overview(changed, paths, EVEN)[0]["seconds_left"] == everything
+    timings = paths.result(study.jobs[0]) / "timings.json"
     timings.write_text('{"train": 1e-9, "evaluate": 1e-9, "measure": 1e-9}')
-    assert forecast(asked, places).rates["train"] < forecast(found, places).rates["train"]
+    small_studies.rewrite_record(timings.parent)
+    assert forecast(changed, paths).rates["train"] < forecast(study, paths).rates["train"]
 
 
-def test_what_has_no_room_in_the_text_is_refused_before_training(tmp_path: Path) -> None:
-    found, places = studying.opened(studying.write_study(tmp_path, ["alibi"], lengths=[16, 50_000]))
+def test_lengths_beyond_the_text_are_refused_before_training(tmp_path: Path) -> None:
+    study, paths = small_studies.opened(small_studies.write_study(tmp_path, ["alibi"], lengths=[16, 50_000]))
     with pytest.raises(BadInput, match="50000 is too long for this text"):
-        perform(found.jobs[0], places, str(tmp_path / "words"), CPU)
-    assert not (places.work(found.jobs[0]) / "config.json").exists()
+        perform(study.jobs[0], paths, str(tmp_path / "words"), CPU)
+    assert not (paths.work(study.jobs[0]) / "config.json").exists()
 
 
-def test_a_device_that_is_not_there_is_said_once(tmp_path: Path) -> None:
-    file = studying.write_study(tmp_path, ["alibi"])
-    done = studying.study(file, "--device", "nowhere")
+def test_an_unavailable_device_is_reported_once(tmp_path: Path) -> None:
+    file = small_studies.write_study(tmp_path, ["alibi"])
+    done = small_studies.study(file, "--device", "nowhere")
     assert done.returncode == 2
     assert "device 'nowhere' cannot be used" in done.stderr
     assert not (tmp_path / "results").exists()
 
 
-def test_a_report_says_what_failed_although_an_earlier_result_is_there(copy: Path) -> None:
-    found, places = studying.opened(copy)
-    places.failure(found.jobs[0]).write_text("{}")
-    assert f"**Failed**: {found.jobs[0].name}" in page(places.results)
+def test_a_report_lists_failures_next_to_an_earlier_result(copy: Path) -> None:
+    study, paths = small_studies.opened(copy)
+    paths.failure(study.jobs[0]).write_text("{}")
+    assert f"**Failed**: {study.jobs[0].name}" in page(paths.results)
 
 
-def test_reports_go_by_the_study_where_a_folder_has_its_name(
+def test_report_prefers_the_study_over_a_folder_of_its_name(
     copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(copy.parent)
@@ -151,30 +152,30 @@ def test_a_plugin_that_is_edited_is_another_scheme(tmp_path: Path, monkeypatch: 
     plugin.write_text("from fieldlens.schemes import Scheme\nclass Mine(Scheme):\n    name = 'mine'\n")
     kept = dict(base.REGISTERED)
 
-    def known() -> tuple[dict[str, str], str]:
-        return source_of("mine"), read_study(str(studying.write_study(tmp_path, ["mine"]))).jobs[0].name
+    def identity() -> tuple[dict[str, str], str]:
+        return source_of("mine"), read_study(str(small_studies.write_study(tmp_path, ["mine"]))).jobs[0].name
 
     def imported() -> tuple[dict[str, str], str]:
         monkeypatch.setattr(base, "REGISTERED", dict(kept))
         discovery._load_file(str(plugin))
-        return known()
+        return identity()
 
     before = imported()
     plugin.write_text(plugin.read_text() + "    # edited\n")
-    assert known() == before  # what runs is what was imported
+    assert identity() == before  # the imported version is used
     after = imported()
     assert before[0] != after[0]
     assert before[1] != after[1]
     assert source_of("alibi") == {}
 
 
-def test_a_tokenizer_counts_by_what_it_is(tmp_path: Path) -> None:
-    file = studying.write_study(tmp_path, ["alibi"])
+def test_a_tokenizer_is_identified_by_its_content(tmp_path: Path) -> None:
+    file = small_studies.write_study(tmp_path, ["alibi"])
 
-    def name(place: str, content: str) -> str:
-        (tmp_path / place).mkdir(exist_ok=True)
-        (tmp_path / place / "tokenizer.json").write_text(content)
-        file.write_text(text.replace("bpe = 300", f"tokenizer = '{tmp_path / place}'"))
+    def name(folder: str, content: str) -> str:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "tokenizer.json").write_text(content)
+        file.write_text(text.replace("bpe = 300", f"tokenizer = '{tmp_path / folder}'"))
         return job().name
 
     def job() -> Job:
@@ -184,7 +185,7 @@ def test_a_tokenizer_counts_by_what_it_is(tmp_path: Path) -> None:
     assert name("one", "{}") == name("two", "{}") != name("two", "[]")
 
 
-def test_a_study_file_may_begin_with_a_mark(tmp_path: Path) -> None:
-    file = studying.write_study(tmp_path, ["alibi"])
+def test_a_study_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = small_studies.write_study(tmp_path, ["alibi"])
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     assert read_study(str(file)).title == "A small study"

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import studying
+import small_studies
 
 ALONE = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
@@ -23,10 +23,10 @@ def can_be_alone() -> bool:
 
 @pytest.mark.skipif(not can_be_alone(), reason="needs Ray and a network namespace")
 def test_a_ray_cluster_gives_the_same_results(tmp_path: Path) -> None:
-    file = studying.write_study(tmp_path, ["alibi", "none:window=4"])
-    environment = {**os.environ, **studying.settings(tmp_path)}
-    ray = studying.command(file, "--executor", "ray", out="ray", runs="ray-runs")
+    file = small_studies.write_study(tmp_path, ["alibi", "none:window=4"])
+    environment = {**os.environ, **small_studies.settings(tmp_path)}
+    ray = small_studies.command(file, "--executor", "ray", out="ray", runs="ray-runs")
     done = subprocess.run([*ALONE, *ray], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert studying.study(file).returncode == 0
-    assert studying.contents(tmp_path / "ray") == studying.contents(tmp_path / "results")
+    assert small_studies.study(file).returncode == 0
+    assert small_studies.contents(tmp_path / "ray") == small_studies.contents(tmp_path / "results")

@@ -23,8 +23,9 @@ from fieldlens.core.errors import BadInput, OutOfMemory
 from fieldlens.data.batches import batch_at
 from fieldlens.data.corpus import open_corpus
 from fieldlens.data.tokens import TokenizedCorpus, tokenize
-from fieldlens.storage.atomic import FAILPOINT, read_folder
+from fieldlens.storage.atomic import FAILPOINT
 from fieldlens.storage.checkpoints import checkpoints_in, newest_checkpoint
+from fieldlens.storage.folders import read_folder
 from fieldlens.storage.run_dir import Occupied, Run
 from fieldlens.training.loop import Stopped, train
 from fieldlens.training.recipe import Recipe, RunOptions, recipe
@@ -40,7 +41,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path) -> Path:
-    """A run that nobody disturbed."""
+    """An undisturbed run."""
     out = corpus.parent / "whole"
     done = training.train(corpus, out)
     assert done.returncode == 0, done.stderr
@@ -64,18 +65,18 @@ def trainer(chosen: Recipe, tokens: TokenizedCorpus, dtype: str = "float64") -> 
 def test_a_step_is_adam_by_hand(corpus: Path, tokens: TokenizedCorpus) -> None:
     """Two steps against an independent float64 implementation: gradients by autograd, everything after by numpy."""
     chosen = small(corpus, weight_decay=0.1, clip=0.5, accumulation=2, scheme="kerple")
-    ours, other = trainer(chosen, tokens), trainer(chosen, tokens)
-    decays = {id(p) for p in other.decoder.parameter_groups(0.1)[0]["params"]}
-    moments = {name: (0.0, 0.0) for name, _ in other.decoder.named_parameters()}
+    tested, reference = trainer(chosen, tokens), trainer(chosen, tokens)
+    decays = {id(p) for p in reference.decoder.parameter_groups(0.1)[0]["params"]}
+    moments = {name: (0.0, 0.0) for name, _ in reference.decoder.named_parameters()}
     for step in range(2):
-        ours.advance()
-        ids = torch.from_numpy(batch_at(other.train_ids, chosen.seed, step, chosen.batch, chosen.length))
-        logits = other.decoder(ids[:, :-1])
+        tested.advance()
+        ids = torch.from_numpy(batch_at(reference.train_ids, chosen.seed, step, chosen.batch, chosen.length))
+        logits = reference.decoder(ids[:, :-1])
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-        norm = np.sqrt(sum(float((p.grad**2).sum()) for p in other.decoder.parameters()))  # type: ignore[operator]
+        norm = np.sqrt(sum(float((p.grad**2).sum()) for p in reference.decoder.parameters()))  # type: ignore[operator]
         rate, scale = chosen.rate(step), min(1.0, chosen.clip / (norm + 1e-6))
         with torch.no_grad():
-            for name, p in other.decoder.named_parameters():
+            for name, p in reference.decoder.named_parameters():
                 assert p.grad is not None
                 g = p.grad.numpy() * scale
                 m = chosen.beta1 * moments[name][0] + (1 - chosen.beta1) * g
@@ -85,14 +86,12 @@ def test_a_step_is_adam_by_hand(corpus: Path, tokens: TokenizedCorpus) -> None:
                 m_hat, v_hat = m / (1 - chosen.beta1 ** (step + 1)), v / (1 - chosen.beta2 ** (step + 1))
                 p.copy_(torch.from_numpy(w - rate * m_hat / (np.sqrt(v_hat) + chosen.epsilon)))
                 p.grad = None
-        other.decoder.scheme.project()
-        for mine, theirs in zip(ours.decoder.parameters(), other.decoder.parameters(), strict=True):
-            assert (mine - theirs).abs().max() < 1e-10
+        reference.decoder.scheme.project()
+        for parameter, expected in zip(tested.decoder.parameters(), reference.decoder.parameters(), strict=True):
+            assert (parameter - expected).abs().max() < 1e-10
 
 
-def test_one_batch_can_be_learnt_by_heart(
-    corpus: Path, tokens: TokenizedCorpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_batch_can_be_overfitted(corpus: Path, tokens: TokenizedCorpus, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = small(corpus, batch=4, steps=150, learning_rate=1e-2, final_learning_rate=1e-3, width=64)
     monkeypatch.setattr(
         "fieldlens.training.trainer.batch_at", lambda ids, seed, step, *rest: batch_at(ids, seed, 0, *rest)
@@ -103,9 +102,9 @@ def test_one_batch_can_be_learnt_by_heart(
 
 
 def test_accumulation_changes_nothing_but_round_off(corpus: Path, tokens: TokenizedCorpus) -> None:
-    one, four = (trainer(small(corpus, accumulation=n), tokens) for n in (1, 4))
+    single, split = (trainer(small(corpus, accumulation=n), tokens) for n in (1, 4))
     for _ in range(3):
-        assert one.advance()["loss"] == pytest.approx(four.advance()["loss"], rel=1e-12)
+        assert single.advance()["loss"] == pytest.approx(split.advance()["loss"], rel=1e-12)
 
 
 def test_activation_checkpointing_changes_nothing(corpus: Path, tokens: TokenizedCorpus) -> None:
@@ -117,9 +116,9 @@ def test_activation_checkpointing_changes_nothing(corpus: Path, tokens: Tokenize
 
 def test_the_run_folder_is_complete(whole: Path) -> None:
     assert json.loads((whole / "status.json").read_text())["state"] == "finished"
-    known = json.loads((whole / "config.json").read_text())
-    assert known["recipe"]["scheme"] == "kerple"
-    assert known["machine"]["threads"] == 1
+    config = json.loads((whole / "config.json").read_text())
+    assert config["recipe"]["scheme"] == "kerple"
+    assert config["machine"]["threads"] == 1
     assert [row["step"] for row in training.logged(whole)] == list(range(1, 13))
     model = AutoModelForCausalLM.from_pretrained(whole / "model")
     tokenizer = AutoTokenizer.from_pretrained(whole / "model")
@@ -130,7 +129,7 @@ def test_the_run_folder_is_complete(whole: Path) -> None:
     assert len(weights) > 10_000
 
 
-def test_training_again_gives_the_same_bits(corpus: Path, whole: Path, tmp_path: Path) -> None:
+def test_training_is_reproducible_to_the_bit(corpus: Path, whole: Path, tmp_path: Path) -> None:
     assert training.train(corpus, tmp_path / "again").returncode == 0
     assert training.ending(tmp_path / "again") == training.ending(whole)
 
@@ -164,9 +163,9 @@ def test_a_full_disk_leaves_the_checkpoint_before(corpus: Path, whole: Path, tmp
     assert done.returncode == 4
     assert done.stderr.strip().splitlines()[-1].startswith("fieldlens: ")
     assert "the disk is full" in done.stderr
-    found = newest_checkpoint(out / "checkpoints")
-    assert found is not None
-    assert found[2] == []
+    checkpoint = newest_checkpoint(out / "checkpoints")
+    assert checkpoint is not None
+    assert checkpoint[2] == []
     assert training.train(corpus, out, "--resume").returncode == 0
     assert training.ending(out) == training.ending(whole)
 
@@ -185,8 +184,7 @@ def test_a_signal_saves_and_ends(corpus: Path, whole: Path, number: signal.Signa
     assert step is not None
     assert step[0] == training.logged(out)[-1]["step"] < 12
     assert training.train(corpus, out, "--resume", "--save-every", "1000").returncode == 0
-    mine, theirs = training.ending(out), training.ending(whole)
-    assert mine == theirs
+    assert training.ending(out) == training.ending(whole)
 
 
 def test_two_processes_train_and_resume(corpus: Path, tmp_path: Path) -> None:
@@ -203,21 +201,21 @@ def test_two_processes_train_and_resume(corpus: Path, tmp_path: Path) -> None:
     assert [row["step"] for row in training.logged(second)] == list(range(1, 13))
 
 
-def test_validation_takes_pieces_from_all_over_the_split(
+def test_validation_is_spread_over_the_split(
     corpus: Path, tokens: TokenizedCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = trainer(small(corpus), tokens)
-    one.validation_ids = np.arange(100_000) % 500
+    model_trainer = trainer(small(corpus), tokens)
+    model_trainer.validation_ids = np.arange(100_000) % 500
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(Objective, "forward", lambda self, ids: seen.append(ids) or torch.zeros(()))
-    assert one.validate() == 1.0
+    assert model_trainer.validate() == 1.0
     firsts = torch.cat(seen)[:, 0].numpy()
     assert firsts[0] == 0
-    assert firsts[-1] == (100_000 - 1 - one.recipe.length) % 500
+    assert firsts[-1] == (100_000 - 1 - model_trainer.recipe.length) % 500
     assert np.ptp(np.diff(firsts) % 500) <= 1  # evenly
 
 
-def test_numbers_that_break_end_the_run(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     calls = []
     forward = Objective.forward
@@ -232,17 +230,15 @@ def test_numbers_that_break_end_the_run(corpus: Path, monkeypatch: pytest.Monkey
         train(small(corpus), tmp_path, machine=CPU, options=options)
     run = Run(tmp_path)
     assert run.read(run.status)["state"] == "diverged"
-    found = newest_checkpoint(run.checkpoints)
-    assert found is not None
-    assert found[0] == 5
-    weights = torch.frombuffer(bytearray(found[1]["weights.safetensors"][-4096:]), dtype=torch.float32)
+    checkpoint = newest_checkpoint(run.checkpoints)
+    assert checkpoint is not None
+    assert checkpoint[0] == 5
+    weights = torch.frombuffer(bytearray(checkpoint[1]["weights.safetensors"][-4096:]), dtype=torch.float32)
     assert bool(torch.isfinite(weights).all())
     assert train(small(corpus), tmp_path, resume=True, machine=CPU)["state"] == "diverged"
 
 
-def test_an_update_that_breaks_the_weights_ends_the_run(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_weights_that_are_not_finite_end_the_run(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     recipe = small(corpus, steps=3, learning_rate=1e38, warmup=0, weight_decay=1e38)
     with pytest.raises(Diverged, match=r"step 1: .* is not finite: diverged, not saved"):
@@ -254,12 +250,12 @@ def test_an_update_that_breaks_the_weights_ends_the_run(
     assert not run.model.exists()
 
 
-def test_weights_that_predict_nothing_have_diverged(corpus: Path, tokens: TokenizedCorpus) -> None:
-    one = trainer(small(corpus), tokens)
+def test_a_huge_validation_loss_is_a_divergence(corpus: Path, tokens: TokenizedCorpus) -> None:
+    model_trainer = trainer(small(corpus), tokens)
     with torch.no_grad():
-        one.decoder.head.weight.mul_(1e6)
+        model_trainer.decoder.head.weight.mul_(1e6)
     with pytest.raises(Diverged, match="validation loss"):
-        one.validate()
+        model_trainer.validate()
 
 
 def test_a_damaged_model_folder_is_written_again(
@@ -275,20 +271,20 @@ def test_a_damaged_model_folder_is_written_again(
     run.metrics.unlink()
     status = train(small(corpus, scheme="kerple", steps=12), run.folder, resume=True, machine=CPU)
     assert training.ending(run.folder) == before
-    wanted = json.loads((whole / "status.json").read_text())
-    assert status["validation_perplexity"] == pytest.approx(wanted["validation_perplexity"])
+    expected = json.loads((whole / "status.json").read_text())
+    assert status["validation_perplexity"] == pytest.approx(expected["validation_perplexity"])
 
 
 def test_another_precision_is_refused(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     train(small(corpus, steps=2), tmp_path, machine=Machine("cpu", "float64", 1))
     Run(tmp_path).write_status("stopped", step=2)
-    with pytest.raises(BadInput, match="was begun in float64 and would go on in float32: give --dtype float64"):
+    with pytest.raises(BadInput, match="was started in float64 and cannot be resumed in float32: give --dtype float64"):
         train(small(corpus, steps=2), tmp_path, resume=True, machine=CPU)
     assert train(small(corpus, steps=2), tmp_path, resume=True, machine=Machine("cpu", "float64", 1))["step"] == 2
 
 
-def test_too_little_memory_is_said_in_one_line(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_out_of_memory_is_one_line(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
 
     def allocate(self: Objective, ids: torch.Tensor) -> torch.Tensor:
@@ -310,8 +306,9 @@ def test_any_thread_may_train(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_folder_of_something_else_is_refused(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(BadInput, match="is not what a run writes: give another --out"):
+    with pytest.raises(BadInput, match="has no seal: it was not written by fieldlens"):
         train(small(corpus), tmp_path, resume=True, machine=CPU)
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "llama"}'
 
 
 def test_a_finished_run_is_left_alone(corpus: Path, whole: Path) -> None:
@@ -331,9 +328,9 @@ def test_another_experiment_is_refused(corpus: Path, whole: Path, monkeypatch: p
     assert (
         train(small(corpus, scheme="kerple:kind=log", steps=12), whole, resume=True, machine=CPU)["state"] == "finished"
     )
-    with pytest.raises(BadInput, match="holds a run already: --resume continues it"):
+    with pytest.raises(BadInput, match="already contains a run: continue it with --resume"):
         train(small(corpus, scheme="kerple", steps=12), whole, machine=CPU)
-    with pytest.raises(BadInput, match=r"these differ: seed \(1235 -> 7\), steps \(12 -> 20\)"):
+    with pytest.raises(BadInput, match=r"these fields differ: seed \(1235 -> 7\), steps \(12 -> 20\)"):
         train(small(corpus, scheme="kerple", seed=7), whole, resume=True, machine=CPU)
 
 
@@ -375,12 +372,12 @@ def test_events_are_tracked(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert list((tmp_path / "track").iterdir())
 
 
-def test_starting_over_is_said_aloud(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_starting_over_is_reported(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     (tmp_path / "checkpoints" / "step-000000001").mkdir(parents=True)
-    told: list[dict[str, object]] = []
-    train(small(corpus, steps=2), tmp_path, resume=True, machine=CPU, watch=told.append)
-    assert told[0] == {"warning": "no checkpoint is whole; training starts over"}
+    events: list[dict[str, object]] = []
+    train(small(corpus, steps=2), tmp_path, resume=True, machine=CPU, watch=events.append)
+    assert events[0] == {"warning": "no checkpoint is intact; training starts over"}
 
 
 @pytest.mark.parametrize(
@@ -388,8 +385,8 @@ def test_starting_over_is_said_aloud(corpus: Path, monkeypatch: pytest.MonkeyPat
     [
         ({"scheme": "sandwhich"}, "did you mean 'sandwich'"),
         ({"width": 30}, "width 30 is not a multiple of heads 4"),
-        ({"init_std": -1.0}, "init_std is -1"),
-        ({"scheme": "sandwich:dims=3"}, "dims is 3"),
+        ({"init_std": -1.0}, "init_std must be greater than 0, got -1"),
+        ({"scheme": "sandwich:dims=3"}, "dims must be an even number between 2 and 65536, got 3"),
     ],
 )
 def test_bad_recipes_write_nothing(
@@ -402,26 +399,28 @@ def test_bad_recipes_write_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_text_that_is_too_short_makes_no_run(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_short_text_is_refused_before_the_run(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     with pytest.raises(BadInput, match="tokens: at least 2000001 are needed for length 1000000"):
         train(small(corpus, length=10**6), tmp_path / "out", machine=CPU)
     assert not (tmp_path / "out").exists()
 
 
-def test_steps_and_random_numbers_go_on_where_they_were(corpus: Path, tokens: TokenizedCorpus) -> None:
-    ours = trainer(small(corpus), tokens)
-    ours.advance()
+def test_steps_and_random_state_are_restored(corpus: Path, tokens: TokenizedCorpus) -> None:
+    first = trainer(small(corpus), tokens)
+    first.advance()
     torch.rand(7)
-    saved, following = ours.state(), torch.rand(3)
-    other = trainer(small(corpus), tokens)
-    other.restore(saved)
+    saved, following = first.state(), torch.rand(3)
+    second = trainer(small(corpus), tokens)
+    second.restore(saved)
     assert torch.equal(torch.rand(3), following)
-    assert other.step == 1
+    assert second.step == 1
 
 
-def test_what_a_run_was_computed_with_is_told(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also where it went on otherwise than it began; and which text it had, wherever that lay."""
+def test_versions_machine_and_text_of_a_run_are_recorded(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also if it was resumed on another machine; and the text with its path."""
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     monkeypatch.chdir(corpus.parent)
     chosen, run = recipe("smoke", corpus="corpus", steps=4), Run(tmp_path / "run")

@@ -14,14 +14,13 @@ def test_loss_and_gradients_are_torchs(chunk: int, dtype: torch.dtype, monkeypat
     states = torch.randn(13, 8, dtype=dtype, requires_grad=True)
     weight = torch.randn(20, 8, dtype=dtype, requires_grad=True)
     targets = torch.randint(20, (13,))
-    ours = loss.cross_entropy(states, weight, targets)
-    theirs = torch.nn.functional.cross_entropy(states @ weight.T, targets)
+    actual = loss.cross_entropy(states, weight, targets)
+    expected = torch.nn.functional.cross_entropy(states @ weight.T, targets)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    assert (ours - theirs).abs() < tolerance
-    for mine, their in zip(
-        torch.autograd.grad(3 * ours, (states, weight)), torch.autograd.grad(3 * theirs, (states, weight)), strict=True
-    ):
-        assert (mine - their).abs().max() < tolerance
+    assert (actual - expected).abs() < tolerance
+    gradients = (torch.autograd.grad(3 * value, (states, weight)) for value in (actual, expected))
+    for gradient, expected_gradient in zip(*gradients, strict=True):
+        assert (gradient - expected_gradient).abs().max() < tolerance
 
 
 def test_gradcheck() -> None:
@@ -29,7 +28,7 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda s, w: loss.cross_entropy(s, w, torch.arange(5)), (states, weight))
 
 
-def test_without_gradients_none_are_made() -> None:
+def test_without_gradients_none_are_computed() -> None:
     with torch.no_grad():
         value = loss.cross_entropy(torch.zeros(3, 2), torch.zeros(10, 2), torch.tensor([1, 2, 3]))
     assert float(value) == pytest.approx(torch.log(torch.tensor(10.0)).item())

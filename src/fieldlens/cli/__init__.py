@@ -1,4 +1,4 @@
-"""The command line: one file per verb, each a thin call of the library, heavy imports inside."""
+"""The command line: one file per verb, each a thin call of the library; heavy libraries are imported inside."""
 
 import errno
 import importlib.metadata
@@ -29,20 +29,20 @@ NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 EXTRAS = ("datasets", "gguf", "ray", "lm-eval", "tensorboard")
 EPILOGUE = """\
 fieldlens measure openai-community/gpt2    how far back does it look?
-fieldlens evaluate runs/first              does more context help it?
-fieldlens train --out runs/first           a decoder of your own
+fieldlens evaluate runs/first              does more context help?
+fieldlens train --out runs/first           train a small decoder
 --install-completion --shell bash          also zsh, fish, powershell"""
 OLD_FLAGS = {"--vocabulary": "--vocab-size"}
-"""Names of version 0.1, which work for one more release."""
+"""Flag names of version 0.1, accepted for one more release."""
 DEBUG = "--debug shows the traceback of an error."
 
 
 def versions() -> str:
-    """The versions that matter in a bug report."""
-    found = [f"fieldlens {__version__}", f"python {platform.python_version()}"]
-    found += [f"{name} {_version(name) or 'missing'}" for name in NEEDED]
-    found += [f"{name} {_version(name)}" for name in EXTRAS if _version(name)]
-    return "\n".join([*found, f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"])
+    """Versions to include in a bug report."""
+    lines = [f"fieldlens {__version__}", f"python {platform.python_version()}"]
+    lines += [f"{name} {_version(name) or 'missing'}" for name in NEEDED]
+    lines += [f"{name} {_version(name)}" for name in EXTRAS if _version(name)]
+    return "\n".join([*lines, f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"])
 
 
 def _version(name: str) -> str | None:
@@ -54,17 +54,17 @@ def _version(name: str) -> str | None:
 
 app = App(
     name="fieldlens",
-    help="How far back does a language model really look? How far can you trust it?",
+    help="Measure how far back a language model looks, and how far it extrapolates.",
     version=versions,
     help_epilogue=EPILOGUE,
     help_format="plaintext",
     default_parameter=Parameter(negative=()),
-    suppress_keyboard_interrupt=False,  # __main__ says what happened
+    suppress_keyboard_interrupt=False,  # handled in __main__
 )
 
 
 def flowing(text: str) -> str:
-    """A docstring whose paragraphs are one line each, for the terminal to fold."""
+    """Join the lines of each paragraph of a docstring, so that the terminal wraps them."""
     lines: list[str] = []
     for line in inspect.cleandoc(text).splitlines():
         inside = bool(lines) and _is_prose(lines[-1]) and _is_prose(line)
@@ -76,7 +76,7 @@ def flowing(text: str) -> str:
 
 
 def _is_prose(line: str) -> bool:
-    """Neither blank nor the rule below a heading."""
+    """Whether a line is neither blank nor the underline of a heading."""
     return bool(line.strip(" -"))
 
 
@@ -87,13 +87,13 @@ def _indent(line: str) -> int:
 VERBS = (measure, evaluate, compare, generate, train, runs, schemes, corpus, study, paper)
 for documented in (Machine, RunOptions, Changes, WorkerOptions, *VERBS):
     documented.__doc__ = flowing(documented.__doc__ or "")
-for place, verb in enumerate(VERBS):
-    app.command(verb, sort_key=place, help_epilogue=DEBUG)  # type: ignore[call-overload]
+for position, verb in enumerate(VERBS):
+    app.command(verb, sort_key=position, help_epilogue=DEBUG)  # type: ignore[call-overload]
 app.register_install_completion_command(show=False, help_epilogue=DEBUG)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; what a user can mend is said in one line, with the exit code of its kind."""
+    """Run a command. Errors that a user can fix are printed in one line, with the exit code of their kind."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     if debug:
@@ -101,27 +101,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = [_renamed(word) for word in words]
     try:
         app(words, exit_on_error=False, print_error=False, result_action="return_none")
-        if sys.stdout is not None:  # it may have been closed before we began
+        if sys.stdout is not None:  # None if it was closed before the start
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # who read us has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe has exited
         sys.exit(141)
     except (FieldlensError, CycloptsError, OSError) as error:
         if debug:
             raise
-        print(f"fieldlens: {' '.join(_said(error).split())}", file=sys.stderr)
+        print(f"fieldlens: {' '.join(_message(error).split())}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 4 if isinstance(error, OSError) else 2))
 
 
 def _renamed(word: str) -> str:
-    """A flag by its present name."""
+    """Replace an old flag by its current name."""
     flag, equals, value = word.partition("=")
     return f"{OLD_FLAGS[flag]}{equals}{value}" if flag in OLD_FLAGS else word
 
 
-def _said(error: Exception) -> str:
-    """What went wrong, and where it helps what to do."""
+def _message(error: Exception) -> str:
+    """The error message; for a full disk, with what to do."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" at {error.filename}" if error.filename else ""
-        return f"the disk is full{where}: free some space or write elsewhere, then again (train: --resume)"
+        location = f" at {error.filename}" if error.filename else ""
+        advice = "free some space or write elsewhere, then re-run the command (train: with --resume)"
+        return f"the disk is full{location}: {advice}"
     return str(error)

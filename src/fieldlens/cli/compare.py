@@ -1,4 +1,4 @@
-"""fieldlens compare: are the differences real?"""
+"""fieldlens compare: significance tests between evaluations."""
 
 import json
 from pathlib import Path
@@ -21,12 +21,12 @@ def compare(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Say whether the differences between evaluations are real.
+    """Test whether differences between evaluations are significant.
 
     Example: fieldlens compare evaluations/sandwich-*.json evaluations/alibi-*.json
 
-    Evaluations are grouped by everything but the seed, and each group is compared with the first:
-    over seeds by the paper's paired t-test; within a seed by resampling documents. † means that the first group is
+    Evaluations are grouped by everything except the seed, and each group is compared with the first one: over seeds by
+    a paired t-test, as in the paper; within a seed by resampling documents. † means that the first group is
     significantly better, * that it is significantly worse.
 
     Parameters
@@ -34,11 +34,12 @@ def compare(
     results
         Result files of fieldlens evaluate, or folders of them.
     by
-        What is resampled within a seed; tokens only if you must: those of one document are not independent.
+        Unit that is resampled within a seed. Tokens of one document are not independent, so resampling tokens
+        overstates the evidence.
     style
-        text, markdown, latex or csv.
+        Format of the output: text, markdown, latex or csv.
     out
-        Write all formats and the plot into this folder.
+        Output folder; writes all formats and a plot.
     as_json
         Print JSON.
     """
@@ -50,46 +51,46 @@ def compare(
     machine.start()
     if not results:
         raise BadInput("nothing to compare: give result files of fieldlens evaluate")
-    files = [file for path in results for file in (_inside(path) if path.is_dir() else [path])]
-    found = compare_evaluations([read_evaluation(file) for file in files], by)
-    sheets = [found.sheet(), *found.tests()]
+    files = [file for path in results for file in (_results_in(path) if path.is_dir() else [path])]
+    comparison = compare_evaluations([read_evaluation(file) for file in files], by)
+    tables = [comparison.sheet(), *comparison.tests()]
     texts = {
-        "markdown": "\n".join(sheet.markdown() for sheet in sheets),
-        "latex": "\n".join(sheet.latex() for sheet in sheets),
-        "csv": records_csv(found.cells),
-        "tests": records_csv(found.within),
-        "json": json.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n",
+        "markdown": "\n".join(table.markdown() for table in tables),
+        "latex": "\n".join(table.latex() for table in tables),
+        "csv": records_csv(comparison.cells),
+        "tests": records_csv(comparison.within),
+        "json": json.dumps(comparison.to_json(), indent=1, ensure_ascii=False) + "\n",
     }
     if out is not None:
-        _write(out, texts, found)
+        _write(out, texts, comparison)
     if as_json or style != "text":
         print(texts["json" if as_json else style], end="")
         return
     screen = console()
-    for sheet in sheets:
-        show(screen, sheet)
+    for table in tables:
+        show(screen, table)
 
 
-def _inside(folder: Path) -> list[Path]:
-    """The results of evaluations in a folder; other JSON may lie there too."""
+def _results_in(folder: Path) -> list[Path]:
+    """Result files of evaluations in a folder; other JSON files are skipped."""
     from fieldlens.core.errors import BadInput
     from fieldlens.evaluation.result import KIND
     from fieldlens.storage.results import read_json
 
-    found = [file for file in sorted(folder.glob("*.json")) if read_json(file).get("kind") == KIND]
-    if not found and (folder / "study.json").is_file():
-        raise BadInput(f"{folder} holds the results of a study: fieldlens study {folder} --report compares them")
-    return found
+    files = [file for file in sorted(folder.glob("*.json")) if read_json(file).get("kind") == KIND]
+    if not files and (folder / "study.json").is_file():
+        raise BadInput(f"{folder} contains the results of a study: compare them with fieldlens study {folder} --report")
+    return files
 
 
-def _write(out: Path, texts: dict[str, str], found: "Comparison") -> None:
-    from fieldlens.reporting import plots as draw
+def _write(out: Path, texts: dict[str, str], comparison: "Comparison") -> None:
+    from fieldlens.reporting import plots
     from fieldlens.storage.atomic import replace_file
 
     out.mkdir(parents=True, exist_ok=True)
     for name, ending in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):
         replace_file(out / f"comparison.{ending}", texts[name].encode())
     replace_file(out / "comparison-tests.csv", texts["tests"].encode())
-    figure = draw.perplexity_lines(found.lines(), found.quantity)
+    panel = plots.perplexity_lines(comparison.lines(), comparison.quantity)
     for ending in ("png", "svg"):
-        draw.save(figure, out / f"comparison.{ending}")
+        plots.save(plots.figure_of(panel), out / f"comparison.{ending}")

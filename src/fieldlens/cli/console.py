@@ -1,4 +1,4 @@
-"""Where commands print: colours and folding on a terminal, plain whole lines in a pipe."""
+"""Console for commands: colours and wrapped lines on a terminal, plain unwrapped lines in a pipe."""
 
 import os
 from typing import Any
@@ -9,7 +9,7 @@ UNFOLDED = 10_000
 
 
 class Screen(Console):
-    """A console that leaves a closed pipe to the command line; who no longer reads progress ends no work."""
+    """Console that raises BrokenPipeError on stdout, but only falls silent on stderr, so that work continues."""
 
     def on_broken_pipe(self) -> None:
         if not self.stderr:
@@ -18,15 +18,15 @@ class Screen(Console):
 
 
 def console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal; in a pipe lines are left whole, unless COLUMNS says how wide."""
-    found = Screen(stderr=stderr, highlight=False)
-    if not found.is_terminal and not os.environ.get("COLUMNS"):
-        found.width = UNFOLDED
-    return found
+    """Return a console as wide as the terminal; in a pipe lines are not wrapped unless COLUMNS is set."""
+    screen = Screen(stderr=stderr, highlight=False)
+    if not screen.is_terminal and not os.environ.get("COLUMNS"):
+        screen.width = UNFOLDED
+    return screen
 
 
-def show(screen: Console, sheet: Any) -> None:
-    """A sheet, and its notes below it."""
-    screen.print(sheet)
-    for note in sheet.notes:
+def show(screen: Console, table: Any) -> None:
+    """Print a table with its notes below it."""
+    screen.print(table)
+    for note in table.notes:
         screen.print(note, style="dim", markup=False)

@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from fieldlens.cli.console import console, show
 from fieldlens.cli.progress import Watcher
 from fieldlens.core.device import Machine
+
+if TYPE_CHECKING:
+    from fieldlens.evaluation.result import Evaluation
 
 
 def evaluate(
@@ -30,45 +33,46 @@ def evaluate(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Measure perplexity of the same targets against context length.
+    """Evaluate perplexity of the same targets against context length.
 
     Example: fieldlens evaluate runs/sandwich runs/alibi --lengths 128,256,512,1024
 
-    A length is the number of input tokens; the target is one more. Results go to a JSON file per model with the loss of
-    every target beside it; one that is there already is not computed again, one that was interrupted goes on.
+    A length is the number of input tokens; the target is the token after them. Each model gets a JSON file, with the
+    losses of all targets in an .npz file beside it. Existing results are reused, and an interrupted evaluation
+    resumes.
 
     Parameters
     ----------
     models
-        Run folders, Hugging Face folders or ids, GGUF files.
+        Models to evaluate: run folders, Hugging Face folders or ids, GGUF files.
     text
-        A text or JSONL file to read whole; - for plain text from standard input. Or --corpus.
+        Text or JSONL file, used in full; - reads plain text from standard input. Cannot be combined with --corpus.
     corpus
-        A corpus by name or path; the first run's own unless given, else stdlib.
+        Name or path of a corpus. Default: the training corpus of the runs, or stdlib without runs.
     lengths
-        Context lengths, separated by commas. A training length below the longest is added.
+        Comma-separated context lengths. A model's training length is added if it is below the longest.
     segments
-        How many targets, or stretches of targets, are drawn.
+        Number of segments to draw: one target each for last-token and by-position, several for other protocols.
     protocol
-        last-token (the paper's), last-k, non-overlapping, sliding or by-position.
+        Evaluation protocol: last-token (the paper's), last-k, non-overlapping, sliding or by-position.
     window
-        Give every layer a window of so many keys; the smaller counts if the model has one.
+        Limit attention in every layer to this many keys. If the model has a window too, the smaller one applies.
     k
-        Targets per segment of last-k.
+        Number of targets per segment, for the protocol last-k.
     stride
-        Targets per window of sliding.
+        Number of targets per excerpt, for the protocol sliding.
     target_seed
-        Draws the targets; the same for every model.
+        Seed for drawing the targets; all models get the same targets.
     train_length
-        The models' training length, if their configuration does not say it or is wrong.
+        Training length of the models, if their configuration does not state it or is wrong.
     split
-        The split of the corpus that is read.
+        Split of the corpus to evaluate on.
     align
-        Draw tokens, or draw bytes to compare models with different tokenizers by bits per byte.
+        What to draw: tokens, or bytes to compare models with different tokenizers by bits per byte.
     batch
-        Texts at once, at most; as many as memory allows unless given.
+        Maximum batch size. Default: as large as memory allows.
     out
-        Folder for results and plots.
+        Output folder for results and plots.
     as_json
         Print JSON.
     """
@@ -78,35 +82,45 @@ def evaluate(
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
     device, dtype = machine.start()
-    question = EvalRequest(
-        corpus, _numbers(lengths), segments, protocol, window, {"k": k, "stride": stride}, target_seed, train_length,
-        split, align, batch, text,
-    )  # fmt: skip
-    screen = console(stderr=True)
-    with Watcher(screen, quiet=as_json) as watcher:
-        found = evaluate_all(list(models), question, out, device, dtype, watcher.watch)
+    request = EvalRequest(
+        corpus=corpus,
+        lengths=parse_lengths(lengths),
+        segments=segments,
+        protocol=protocol,
+        window=window,
+        options={"k": k, "stride": stride},
+        target_seed=target_seed,
+        train_length=train_length,
+        split=split,
+        align=align,
+        batch=batch,
+        text=text,
+    )
+    with Watcher(console(stderr=True), quiet=as_json) as watcher:
+        results = evaluate_all(list(models), request, out, device, dtype, watcher.watch)
     if as_json:
-        print(json.dumps([one.to_json() | {"file": str(path)} for path, one in found], ensure_ascii=False))
+        records = [evaluation.to_json() | {"file": str(path)} for path, evaluation in results]
+        print(json.dumps(records, ensure_ascii=False))
     else:
-        _print(found, out)
+        _print(results, out)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def parse_lengths(text: str) -> tuple[int, ...]:
     from fieldlens.core.errors import BadInput
 
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise BadInput(f"--lengths is '{text}': whole numbers separated by commas are needed") from None
+        raise BadInput(f"--lengths must be integers separated by commas, got '{text}'") from None
 
 
-def _print(found: list[tuple[Path, Any]], out: Path) -> None:
+def _print(results: "list[tuple[Path, Evaluation]]", out: Path) -> None:
     from fieldlens.evaluation.command import summary
 
     screen = console()
-    for sheet in summary([one for _, one in found]):
-        show(screen, sheet)
-    for path, _ in found:
+    for table in summary([evaluation for _, evaluation in results]):
+        show(screen, table)
+    for path, _ in results:
         screen.print(f"result: {path}", soft_wrap=True, markup=False)
-    if any(one.losses for _, one in found):
+    if any(evaluation.losses for _, evaluation in results):
         screen.print(f"plot: {out / 'perplexity.png'}", soft_wrap=True, markup=False)

@@ -29,59 +29,69 @@ def generate(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Continue a prompt for as long as you like, at constant cost.
+    """Generate text from a prompt, at constant cost per token.
 
     Example: fieldlens generate runs/sandwich --prompt "def main(" --tokens 500 --temperature 0.8
 
-    A sliding cache keeps time and memory per token constant. The new text goes to standard output as it comes,
-    everything else to standard error. Without --temperature, --top-k and --top-p the likeliest token is taken.
+    A sliding key-value cache keeps time and memory per token constant. The generated text is streamed to standard
+    output, everything else goes to standard error. Decoding is greedy unless --temperature, --top-k or --top-p is set.
 
     Parameters
     ----------
     model
-        A run folder, a Hugging Face folder or id, a GGUF file.
+        Run folder, Hugging Face folder or id, or GGUF file.
     prompt
-        The text to continue; or --prompt-file.
+        Text to continue. Give either this or --prompt-file.
     prompt_file
-        A text file to continue.
+        Text file to continue.
     tokens
-        How many new tokens, at most.
+        Maximum number of new tokens.
     window
-        Keys and values that the cache keeps in each layer; the training length unless given.
+        Number of keys and values that the cache keeps per layer. Default: the training length.
     mode
-        sliding (the cache), full (everything is kept) or re-encode (the last tokens are read anew for each new one).
+        sliding: cache the last keys and values; full: cache all of them; re-encode: encode the last tokens again for
+        each new token.
     temperature
-        Draw tokens, at this temperature; 0 takes the likeliest.
+        Sampling temperature; 0 is greedy.
     top_k
-        Draw from so many of the likeliest tokens.
+        Sample from the k most likely tokens.
     top_p
-        Draw from the fewest tokens whose chances add up to this.
+        Sample from the smallest set of tokens with at least this total probability.
     seed
-        Decides what is drawn.
+        Random seed for sampling.
     past_end
-        Go on past the end-of-text token, into another document.
+        Continue after the end-of-text token, into another document.
     train_length
-        The model's training length, if its configuration does not say it or is wrong.
+        Training length of the model, if its configuration does not state it or is wrong.
     stats
-        Say tokens per second, time to the first token and bytes of the cache.
+        Print tokens per second, time to the first token and cache size in bytes.
     as_json
-        Print JSON, once all is done.
+        Print JSON at the end, instead of streaming the text.
     """
     from fieldlens.generation.command import GenerateRequest, answer
     from fieldlens.generation.sampling import Sampling
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
-    question = GenerateRequest(prompt, prompt_file, tokens, mode, window, sampling, past_end, train_length)
+    request = GenerateRequest(
+        prompt=prompt,
+        file=prompt_file,
+        tokens=tokens,
+        mode=mode,
+        window=window,
+        sampling=Sampling(temperature, top_k, top_p, seed),
+        past_end=past_end,
+        train_length=train_length,
+    )
     device, dtype = machine.start()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
-    found = answer(model, question, device, dtype, _silent if as_json else _show, _silent if as_json else _tell)
+        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot encode become question marks
+    show, note = (_ignore, _ignore) if as_json else (_show, _note)
+    output = answer(model, request, device, dtype, show, note)
     if as_json:
-        print(json.dumps(found.to_json(), ensure_ascii=False))
+        print(json.dumps(output.to_json(), ensure_ascii=False))
         return
     _show("\n")
     if stats:
-        _tell(found.stats())
+        _note(output.stats())
 
 
 def _show(text: str) -> None:
@@ -89,8 +99,8 @@ def _show(text: str) -> None:
     sys.stdout.flush()
 
 
-def _tell(note: str) -> None:
-    print(note, file=sys.stderr)
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
-def _silent(text: str) -> None: ...
+def _ignore(text: str) -> None: ...

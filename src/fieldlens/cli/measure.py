@@ -1,4 +1,4 @@
-"""fieldlens measure: how far back does a model really look?"""
+"""fieldlens measure: how far back a model looks."""
 
 import json
 import sys
@@ -36,43 +36,44 @@ def measure(
 
     Example: fieldlens measure runs/sandwich --length 1024 --out lens
 
-    Any causal language model will do. For each segment the gradient of the prediction is taken at every input
-    embedding; the report says how many of the most recent tokens hold 50, 90, 95 and 99 % of it, and what that means.
+    Works with any causal language model. For each segment, the gradient of the prediction with respect to every input
+    embedding is computed. The report shows how many of the most recent tokens hold 50, 90, 95 and 99 % of it, and how
+    to interpret these numbers.
 
     Parameters
     ----------
     models
-        Run folders, Hugging Face folders or ids, GGUF files; several are shown together.
+        Run folders, Hugging Face folders or ids, GGUF files; several models share one report.
     text
-        A text or JSONL file to read whole; - for plain text from standard input. Or --corpus.
+        Text or JSONL file, used in full; - reads plain text from standard input. Cannot be combined with --corpus.
     corpus
-        A corpus by name or path; the first run's own unless given, else stdlib.
+        Name or path of a corpus. Default: the training corpus of the runs, or stdlib without runs.
     length
-        Input tokens before each target; 2048, or what the model and the text allow.
+        Number of input tokens before each target. Default: 2048, or fewer if the model or the text requires it.
     segments
-        How many targets.
+        Number of segments to draw, with one target each.
     target
-        Differentiate log p of the true next token, or the largest logit.
+        Quantity to differentiate: log-likelihood of the true next token, or the largest logit.
     average
-        Normalise each segment and average the shares, or average the norms and normalise.
+        shares: normalise each segment, then average; norms: average gradient norms, then normalise.
     window
-        Give every layer a window of so many keys.
+        Limit attention in every layer to this many keys.
     plain
-        Leave layers and heat maps out: half the time.
+        Skip layers and heat maps, which halves the time.
     probe
-        Also cut the context and see how the prediction changes.
+        Also truncate the context and measure how the prediction changes.
     check
-        Also measure perplexity by context length and by window, and compare with the prediction.
+        Also evaluate perplexity by context length and by window, and compare it with the prediction.
     targets
-        How many targets --check evaluates.
+        Number of targets for --check.
     target_seed
-        Draws the targets.
+        Seed for drawing the targets.
     train_length
-        The models' training length, if their configuration does not say it or is wrong.
+        Training length of the models, if their configuration does not state it or is wrong.
     split
-        The split of the corpus that is read.
+        Split of the corpus to measure on.
     out
-        Folder for receptive-field.json, figures and report.html.
+        Output folder for receptive-field.json, figures and report.html.
     as_json
         Print JSON.
     """
@@ -82,32 +83,32 @@ def measure(
 
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
-    question = MeasureRequest(
-        corpus, text, length, segments, target, average, window, plain, probe, check, targets, target_seed,
-        train_length, split,
+    request = MeasureRequest(
+        corpus=corpus, text=text, length=length, segments=segments, target=target, average=average, window=window,
+        plain=plain, probe=probe, check=check, targets=targets, target_seed=target_seed, train_length=train_length,
+        split=split,
     )  # fmt: skip
     if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {out} is a file: a folder is needed")
+        raise BadInput(f"--out must be a folder, but {out} is a file")
     device, dtype = machine.start()
     if dtype.itemsize < 4:
         import torch
 
         dtype = torch.float32  # gradients in half precision are mostly round-off
-    screen = console(stderr=True)
-    with Watcher(screen, quiet=as_json) as watcher:
-        found = measure_all(list(models), question, device, dtype, watcher.watch)
+    with Watcher(console(stderr=True), quiet=as_json) as watcher:
+        measurements = measure_all(list(models), request, device, dtype, watcher.watch)
 
     from fieldlens.receptive.report import summary, write
 
-    write(found, out, ["fieldlens", *sys.argv[1:]])
+    write(measurements, out, ["fieldlens", *sys.argv[1:]])
     if as_json:
-        print(json.dumps([one.to_json() for one in found], ensure_ascii=False))
+        print(json.dumps([measurement.to_json() for measurement in measurements], ensure_ascii=False))
     else:
-        sheet = summary(found)
+        table = summary(measurements)
         screen = console()
-        screen.print(sheet)
-        for note in sheet.notes:
+        screen.print(table)
+        for note in table.notes:
             screen.print(note, markup=False)
         screen.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)
-    if all(one.field.status for one in found):
+    if all(measurement.field.status for measurement in measurements):
         sys.exit(3)

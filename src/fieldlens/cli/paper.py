@@ -1,4 +1,4 @@
-"""fieldlens paper: every table, figure and claim of the paper, from the results that are there."""
+"""fieldlens paper: reproduces the tables, figures and claims of the paper from the results of a study."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def paper(
     *,
     out: Path = Path("paper"),
     results: Path | None = None,
-    which: Annotated[str, Parameter(name="--study")] = "paper",
+    study: Annotated[str, Parameter(name="--study")] = "paper",
     run: bool = False,
     retry: bool = False,
     runs: Path | None = None,
@@ -33,28 +33,28 @@ def paper(
     worker_options: Annotated[WorkerOptions, Parameter(name="*")] = WorkerOptions(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Redraw the paper's tables and figures, and judge its claims.
+    """Reproduce the paper's tables and figures, and test its claims.
 
     Example: fieldlens paper openweb-github-arxiv --out paper
 
     Parameters
     ----------
     name
-        An artifact, named as in the paper's source; all; or claims. Without one, all are listed with their states.
+        Name of an artifact, as in the paper's source; all; or claims. Default: list all artifacts with their states.
     out
-        Folder to draw into.
+        Output folder for tables and figures.
     results
-        Results of the study; results/STUDY unless given.
-    which
-        The study they come from: paper, or paper-full at the paper's own size, or a file.
+        Folder with the results of the study. Default: results/STUDY.
+    study
+        Study to take results from: paper, paper-full (the paper's full size), or a study file.
     run
-        First run what the artifact needs and is not there, as fieldlens study would.
+        First run the missing jobs that the artifact needs, as fieldlens study does.
     retry
-        With --run: try failed runs again.
+        With --run: run failed jobs again.
     runs
-        Folder for run folders; runs/STUDY unless given.
+        Folder for run folders. Default: runs/STUDY.
     corpora
-        Folder in which the study's corpora lie.
+        Folder with the corpora of the study.
     as_json
         Print JSON.
     """
@@ -64,128 +64,128 @@ def paper(
     from fieldlens.study.plan import read_study
     from fieldlens.study.state import StudyPaths
 
-    study = read_study(which)
-    folder = results or Path("results") / study.name
-    chosen = [] if name in (None, "claims") else list(registry().values()) if name == "all" else [find(str(name))]
+    plan = read_study(study)
+    folder = results or Path("results") / plan.name
+    artifacts = [] if name in (None, "claims") else list(registry().values()) if name == "all" else [find(str(name))]
     ran = None
     if run:
         if name is None or name == "claims":
             raise BadInput("--run needs the name of an artifact, or all")
         worker_options.check()
         ran = _run(
-            chosen,
-            PaperResults(study, folder),
-            StudyPaths(folder, runs or Path("runs") / study.name),
-            corpora,
-            worker_options,
-            machine,
-            retry,
+            artifacts,
+            PaperResults(plan, folder),
+            StudyPaths(folder, runs or Path("runs") / plan.name),
+            corpora=corpora,
+            worker_options=worker_options,
+            machine=machine,
+            retry=retry,
         )
     if results is not None and not results.is_dir():
-        raise BadInput(f"--results {results} is no folder")
-    shelf = PaperResults(study, folder)
+        raise BadInput(f"--results {results} is not a folder")
+    paper_results = PaperResults(plan, folder)
     if name is None:
-        _list(shelf, out, as_json)
+        _list(paper_results, out, as_json)
     elif name == "claims":
-        _claims(shelf, out, as_json)
+        _claims(paper_results, out, as_json)
     else:
-        _draw(chosen, shelf, out, as_json, skip=name == "all")
+        _draw(artifacts, paper_results, out, as_json, skip=name == "all")
     if ran is not None:
         complain(*ran)
 
 
 def _run(
-    chosen: "list[Artifact]",
-    shelf: "PaperResults",
-    places: "StudyPaths",
+    artifacts: "list[Artifact]",
+    results: "PaperResults",
+    paths: "StudyPaths",
+    *,
     corpora: Path | None,
     worker_options: WorkerOptions,
     machine: Machine,
     retry: bool,
 ) -> "tuple[Study, StudyPaths] | None":
-    """Hand what artifacts need to the study's controller; returns what that was."""
+    """Run the missing jobs of the artifacts; return the study of these jobs, or None if there are none."""
     from fieldlens.study.controller import clear_failures
 
-    wanted = None
-    names = dict.fromkeys(job.name for one in chosen for job in one.jobs(shelf))
+    needed = None
+    names = dict.fromkeys(job.name for artifact in artifacts for job in artifact.jobs(results))
     if names:
-        wanted = shelf.study.only(tuple(names))
+        needed = results.study.only(tuple(names))
         if retry:
-            clear_failures(wanted, places)
-        conduct(wanted, places, corpora, worker_options, machine)
+            clear_failures(needed, paths)
+        conduct(needed, paths, corpora, worker_options, machine)
     machine.start()
     os.nice(worker_options.nice)
-    for one in chosen:
-        one.run(shelf, worker_options.count(machine), machine)
-    return None if wanted is None else (wanted, places)
+    for artifact in artifacts:
+        artifact.run(results, worker_options.count(machine), machine)
+    return None if needed is None else (needed, paths)
 
 
-def _list(shelf: "PaperResults", out: Path, as_json: bool) -> None:
+def _list(results: "PaperResults", out: Path, as_json: bool) -> None:
     from fieldlens.paper.artifact import registry, state
     from fieldlens.reporting.table import Table
 
-    found = [state(one, shelf, out) for one in registry().values()]
+    states = [state(artifact, results, out) for artifact in registry().values()]
     if as_json:
-        print(json.dumps({"study": shelf.study.name, "artifacts": found}))
+        print(json.dumps({"study": results.study.name, "artifacts": states}))
         return
-    rows = [[row["name"], row["state"], _where(row)] for row in found]
-    sheet = Table(["artifact", "state", "runs"], rows, shelf.study.title)
+    rows = [[row["name"], row["state"], _needed_runs(row)] for row in states]
     screen = console()
-    screen.print(sheet)
-    if shelf.absent:
-        screen.print(shelf.absent, markup=False)
+    screen.print(Table(["artifact", "state", "runs"], rows, results.study.title))
+    if results.absent:
+        screen.print(results.absent, markup=False)
 
 
-def _where(row: dict[str, Any]) -> str:
+def _needed_runs(row: dict[str, Any]) -> str:
     if row["why"]:
         return row["why"]
     return f"{row['runs']['needed']} runs" if row["runs"]["needed"] else "needs no run"
 
 
-def _draw(chosen: "list[Artifact]", shelf: "PaperResults", out: Path, as_json: bool, skip: bool) -> None:
-    """Draw some artifacts; of all, those that have no result yet are left out, and what is damaged is said last."""
+def _draw(artifacts: "list[Artifact]", results: "PaperResults", out: Path, as_json: bool, skip: bool) -> None:
+    """Draw artifacts; with `skip`, artifacts without results are left out, and damaged results are reported last."""
     from fieldlens.core.errors import BadInput
     from fieldlens.paper.artifact import notes_of, redraw, state
 
     screen, report, damaged = console(), [], None
-    for one in chosen:
+    for artifact in artifacts:
         try:
-            drawn, written = redraw(one, shelf, out)
+            drawn, written = redraw(artifact, results, out)
         except BadInput as error:
-            how = state(one, shelf, out)
+            row = state(artifact, results, out)
             if not skip:
                 raise
-            report.append({"name": one.name, "files": []})
-            if how["runs"]["done"]:
+            report.append({"name": artifact.name, "files": []})
+            if row["runs"]["done"]:
                 damaged = damaged or error
             elif not as_json:
-                screen.print(f"{one.name}: {how['state']}, {how['why']}", style="dim", markup=False)
+                screen.print(f"{artifact.name}: {row['state']}, {row['why']}", style="dim", markup=False)
             continue
-        report.append({"name": one.name, "files": [str(path) for path in written]})
+        report.append({"name": artifact.name, "files": [str(path) for path in written]})
         if as_json:
             continue
-        for sheet in drawn.sheets if not skip else ():
-            show(screen, sheet)
-        for note in notes_of(one, shelf) if not skip else ():
+        for table in drawn.sheets if not skip else ():
+            show(screen, table)
+        for note in notes_of(artifact, results) if not skip else ():
             screen.print(note, style="dim", markup=False)
-        screen.print(f"drawn: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
+        screen.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)
     if as_json:
-        print(json.dumps({"study": shelf.study.name, "drawn": report}))
+        print(json.dumps({"study": results.study.name, "drawn": report}))
     if damaged is not None:
         raise damaged
 
 
-def _claims(shelf: "PaperResults", out: Path, as_json: bool) -> None:
+def _claims(results: "PaperResults", out: Path, as_json: bool) -> None:
     from fieldlens.paper.claims import judged
     from fieldlens.paper.page import sheet_of, write_pages
 
-    found = judged(shelf)
-    written = write_pages(shelf, found, out)
+    verdicts = judged(results)
+    written = write_pages(results, verdicts, out)
     if as_json:
-        print(json.dumps({"study": shelf.study.name, "claims": [one.to_json() for one in found]}))
+        print(json.dumps({"study": results.study.name, "claims": [verdict.to_json() for verdict in verdicts]}))
         return
     screen = console()
-    screen.print(sheet_of(found))
-    if shelf.absent:
-        screen.print(shelf.absent, markup=False)
+    screen.print(sheet_of(verdicts))
+    if results.absent:
+        screen.print(results.absent, markup=False)
     screen.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""What a person sees of long work: an estimate, a bar with the time left, or a line now and then."""
+"""Progress of long computations: an estimate, then a progress bar on a terminal or a line every ten seconds."""
 
 import time
 from typing import Any
@@ -10,7 +10,7 @@ EVERY = 10.0
 
 
 class Watcher:
-    """Shows events: a stage, an estimate, how much is done, a warning."""
+    """Prints progress events: stage, estimate, amount done, warning."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
         self.console, self.quiet = console, quiet
@@ -25,8 +25,8 @@ class Watcher:
         )
         self.task = self.progress.add_task("", total=None)
         self.stage, self.last = "", time.monotonic()
-        self.begun: tuple[float, float] | None = None
-        """When the first report of a stage came, and how much was done by then."""
+        self.start: tuple[float, float] | None = None
+        """Time of the first report of a stage, and the amount done by then."""
 
     def __enter__(self) -> "Watcher":
         self.progress.__enter__()
@@ -43,18 +43,18 @@ class Watcher:
         if self.quiet:
             return
         if "stage" in event:
-            self.stage, self.begun = event["stage"], None
+            self.stage, self.start = event["stage"], None
             self.progress.reset(self.task, description=self.stage, total=None)
         if "estimate" in event:
-            words = f"about {format_duration(event['estimate'])}, {format_bytes(event['memory'])} beside the weights"
-            self.console.print(f"{self.stage}: {words}", markup=False)
+            duration, memory = format_duration(event["estimate"]), format_bytes(event["memory"])
+            self.console.print(f"{self.stage}: about {duration}, {memory} in addition to the weights", markup=False)
         if "done" in event:
             text = f"{self.stage}  {event.get('what', '')}"
             self.progress.update(self.task, completed=event["done"], total=event["total"], description=text)
             now = time.monotonic()
-            self.begun = self.begun or (now, event["done"])
-            if not self.console.is_terminal and now - self.last > EVERY and event["done"] > self.begun[1]:
+            self.start = self.start or (now, event["done"])
+            if not self.console.is_terminal and now - self.last > EVERY and event["done"] > self.start[1]:
                 self.last = now
-                left = (now - self.begun[0]) * (event["total"] - event["done"]) / (event["done"] - self.begun[1])
+                left = (now - self.start[0]) * (event["total"] - event["done"]) / (event["done"] - self.start[1])
                 share = event["done"] / event["total"]
                 self.console.print(f"{text}: {share:.0%} done, {format_duration(left)} left", markup=False)

@@ -1,4 +1,4 @@
-"""fieldlens runs: what there is, and how far it got."""
+"""fieldlens runs: lists runs with their state and progress."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def runs(
     Parameters
     ----------
     folder
-        Where to look.
+        Folder to search, including its subfolders.
     as_json
         Print JSON.
     """
@@ -32,13 +32,13 @@ def runs(
     from fieldlens.storage.run_dir import runs_below
 
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder: runs are made by fieldlens train --out FOLDER/NAME")
+        raise BadInput(f"{folder} is not a folder: create runs with fieldlens train --out FOLDER/NAME")
     rows = [_row(run) for run in runs_below(folder)]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
     if not rows:
-        console().print(f"no runs below {folder}: fieldlens train --out {folder}/NAME makes one", markup=False)
+        console().print(f"no runs below {folder}: create one with fieldlens train --out {folder}/NAME", markup=False)
         return
     columns = ["run", "state", "step", "loss", "validation", "scheme", "corpus", "seed"]
     console().print(Table(columns, [_cells(row) for row in rows]))
@@ -54,7 +54,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 def _row(run: Any) -> dict[str, Any]:
     try:
         status, recipe = run.read(run.status), run.read(run.config).get("recipe", {})
-    except BadInput:  # damaged, or of something else: the others are shown all the same
+    except BadInput:  # damaged or foreign files: list the other runs nevertheless
         status, recipe = {"state": "unreadable"}, {}
     history = run.history()
     last = history[-1] if history else {}

@@ -1,4 +1,4 @@
-"""fieldlens schemes: what there is, and what it looks like."""
+"""fieldlens schemes: lists the positional schemes and plots their biases."""
 
 import json
 from pathlib import Path
@@ -25,30 +25,31 @@ def schemes(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """List the positional schemes, or draw their biases.
+    """List the positional schemes, or plot their biases.
 
     Example: fieldlens schemes sandwich alibi:shift=2 --plot bias.png
 
     Parameters
     ----------
     specs
-        Specs such as sandwich:dims=64 or none:window=40; every scheme when none is given.
+        Specs such as sandwich:dims=64 or none:window=40. Default: all schemes.
     plot
-        Draw bias against distance into this file (.png, .svg, .pdf).
+        File for a plot of bias against distance (.png, .svg, .pdf).
     heatmap
-        Draw the matrix of one head instead: queries down, keys across.
+        Plot the bias matrix of one head instead, with queries as rows and keys as columns.
     fit
-        Fit a log curve to one head by least squares, and draw it beside the paper's.
+        Fit a logarithmic curve to one head by least squares, and plot it beside the paper's.
     head
-        The head to draw, from 1: all specs in one panel; the last head for heat maps and fits.
+        Head to plot, counted from 1; all specs share one panel. Default: all heads, or the last one for --heatmap and
+        --fit.
     heads
-        How many heads the schemes are built for.
+        Number of attention heads.
     head_width
-        How wide each head is.
+        Dimension of each head.
     length
-        How many distances to draw; 512, or 8192 for heat maps and fits as in the paper.
+        Number of distances to plot. Default: 512, or 8192 for --heatmap and --fit, as in the paper.
     log
-        Logarithmic distance axis.
+        Use a logarithmic distance axis.
     as_json
         Print JSON.
     """
@@ -60,21 +61,26 @@ def schemes(
     from fieldlens.schemes.spec import scheme
 
     device, dtype = machine.start()
-    torch.manual_seed(0)  # learned biases are drawn as training would find them
+    torch.manual_seed(0)  # learned biases are plotted as initialised
     if heatmap and plot is None:
-        raise BadInput("--heatmap draws a picture: say where with --plot FILE.png")
+        raise BadInput("--heatmap needs an output file: add --plot FILE.png")
     if plot is not None:
         check_format(plot)
     if head is not None and not 1 <= head <= heads:
-        raise BadInput(f"--head is {head}, but there are {heads} heads, counted from 1")
+        raise BadInput(f"--head must be between 1 and {heads}, the number of heads, got {head}")
     length = length if length is not None else (8192 if heatmap or fit else 512)
     if not 2 <= length <= LONGEST:
-        raise BadInput(f"--length is {length}: from 2 to {LONGEST:,} distances are possible")
+        raise BadInput(f"--length must be between 2 and {LONGEST:,}, got {length}")
     built = [scheme(spec, heads, head_width).to(device) for spec in specs or registry()]
-    report: dict[str, Any] = {"heads": heads, "head_width": head_width, "schemes": [_row(one) for one in built]}
+    report: dict[str, Any] = {
+        "heads": heads,
+        "head_width": head_width,
+        "schemes": [_row(instance) for instance in built],
+    }
     if fit or plot is not None:
         like = torch.empty(0, device=device, dtype=dtype)
-        biases = [(one, bias_by_distance(one, length, like)) for one in _with_bias(built, like, explicit=bool(specs))]
+        biased = _with_bias(built, like, explicit=bool(specs))
+        biases = [(instance, bias_by_distance(instance, length, like)) for instance in biased]
         if fit:
             report["fits"] = _fits(biases, head or heads)
         if plot is not None:
@@ -84,24 +90,24 @@ def schemes(
 
 
 def _with_bias(built: list[Any], like: Any, explicit: bool) -> list[Any]:
-    """The schemes that have something to draw; one that was asked for by name must."""
+    """The schemes that have a bias to plot; raise BadInput if one that was named explicitly has none."""
     from fieldlens.core.errors import BadInput
     from fieldlens.kernels.attention import bias_table
 
-    shown = [one for one in built if one.window or bias_table(one, 1, like) is not None]
-    if explicit and len(shown) < len(built):
-        blank = next(one for one in built if one not in shown)
-        raise BadInput(f"'{blank.spec}' adds no bias to scores: there is nothing to draw")
-    return shown
+    biased = [scheme for scheme in built if scheme.window or bias_table(scheme, 1, like) is not None]
+    if explicit and len(biased) < len(built):
+        unbiased = next(scheme for scheme in built if scheme not in biased)
+        raise BadInput(f"'{unbiased.spec}' adds no bias to scores: nothing to plot")
+    return biased
 
 
 def _row(scheme: Any) -> dict[str, Any]:
-    """What the listing says of one scheme."""
+    """Description of one scheme."""
     from fieldlens.schemes.spec import options
 
     keys = {
-        key: {"default": found.default, "choices": _choices(found.annotation)}
-        for key, found in options(type(scheme)).items()
+        key: {"default": option.default, "choices": _choices(option.annotation)}
+        for key, option in options(type(scheme)).items()
     }
     return {
         "spec": scheme.spec,
@@ -121,21 +127,23 @@ def _choices(annotation: Any) -> list[Any] | None:
 
 
 def _fits(biases: list[tuple[Any, Any]], head: int) -> list[dict[str, Any]]:
-    """Our least squares on one head of each scheme, the paper's constants for Sandwich beside it."""
+    """Least-squares fit of one head of each scheme; for Sandwich, with the constants printed in the paper."""
     from fieldlens.core.errors import BadInput
     from fieldlens.schemes.sandwich import ratios
     from fieldlens.schemes.smoothed import PRINTED, log_fit
 
     rows = []
-    for one, bias_HN in biases:
-        seen_N = bias_HN[head - 1].isfinite().nonzero()[:, 0]
-        if len(seen_N) < 2:
-            raise BadInput(f"'{one.spec}' sees {len(seen_N)} distance: a curve needs at least 2")
-        slope, constant = log_fit(seen_N, bias_HN[head - 1, seen_N])
-        row: dict[str, Any] = {"spec": one.spec, "head": head, "slope": slope, "constant": constant}
-        if one.name == "sandwich" and one.dims == 128:
-            stretch = 8 / float(ratios(one.heads)[head - 1])
-            row["paper"] = {"slope": PRINTED[0] * stretch, "constant": PRINTED[1] * stretch}
+    for scheme, bias_HN in biases:
+        distances_N = bias_HN[head - 1].isfinite().nonzero()[:, 0]
+        if len(distances_N) < 2:
+            raise BadInput(
+                f"a fit needs at least 2 distances with a finite bias, '{scheme.spec}' has {len(distances_N)}"
+            )
+        slope, constant = log_fit(distances_N, bias_HN[head - 1, distances_N])
+        row: dict[str, Any] = {"spec": scheme.spec, "head": head, "slope": slope, "constant": constant}
+        if scheme.name == "sandwich" and scheme.dims == 128:
+            scale = 8 / float(ratios(scheme.heads)[head - 1])
+            row["paper"] = {"slope": PRINTED[0] * scale, "constant": PRINTED[1] * scale}
         rows.append(row)
     return rows
 
@@ -143,17 +151,17 @@ def _fits(biases: list[tuple[Any, Any]], head: int) -> list[dict[str, Any]]:
 def _draw(
     biases: list[tuple[Any, Any]], plot: Path, heatmap: bool, head: int | None, log: bool, fits: list[dict[str, Any]]
 ) -> None:
-    from fieldlens.reporting import plots as draw
+    from fieldlens.reporting import plots
 
     if head is None:
-        figure = draw.panels_of_heads(biases, log)
+        figure = plots.panels_of_heads(biases, log)
     elif heatmap:
-        figure = draw.matrices(biases, head)
+        figure = plots.matrices(biases, head)
     else:
-        curves = [draw.Fit(row["slope"], row["constant"], f"ours: {_curve(row)}") for row in fits]
-        curves += [draw.Fit(**row["paper"], label=f"paper: {_curve(row['paper'])}") for row in fits if "paper" in row]
-        figure = draw.one_head(biases, head, log, curves)
-    draw.save(figure, plot)
+        curves = [plots.Fit(row["slope"], row["constant"], f"ours: {_curve(row)}") for row in fits]
+        curves += [plots.Fit(**row["paper"], label=f"paper: {_curve(row['paper'])}") for row in fits if "paper" in row]
+        figure = plots.one_head(biases, head, log, curves)
+    plots.save(figure, plot)
 
 
 def _curve(fit: dict[str, float]) -> str:
@@ -166,7 +174,9 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         return
     screen = console()
     for row in report["schemes"]:
-        learned = f"{row['learned_parameters']} learned parameters" if row["learned_parameters"] else "nothing learned"
+        learned = (
+            f"{row['learned_parameters']} learned parameters" if row["learned_parameters"] else "no learned parameters"
+        )
         screen.print(f"[bold]{row['spec']}[/bold]  {row['label']}, {row['kind']}, {learned}. {row['source']}")
         keys = "  ".join(_option(key, **about) for key, about in row["options"].items())
         screen.print(f"    options: {keys}", style="dim")
@@ -175,7 +185,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         if "paper" in row:
             screen.print(f"{' ' * len(row['spec'])}   the paper: {_curve(row['paper'])}")
     if "plot" in report:
-        print(f"drawn: {report['plot']}")
+        print(f"plot: {report['plot']}")
 
 
 def _option(key: str, default: Any, choices: list[Any] | None) -> str:

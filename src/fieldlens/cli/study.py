@@ -1,4 +1,4 @@
-"""fieldlens study: many runs, one command."""
+"""fieldlens study: trains, evaluates and measures many models with one command."""
 
 import dataclasses
 import json
@@ -24,24 +24,25 @@ EVERY = 10.0
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """Who does the jobs.
+    """Options for the workers that run the jobs of a study.
 
     Parameters
     ----------
     executor
-        local: child processes. ray: tasks on a Ray cluster.
+        How jobs are run: as child processes (local) or as tasks on a Ray cluster (ray).
     workers
-        Jobs at a time on this machine, one thread each unless --threads says otherwise; one per core unless given.
+        Maximum number of concurrent jobs on this machine, each with one thread unless --threads is set. Default: one
+        per core.
     nice
-        Priority of the workers: 10 leaves the machine to others.
+        Niceness of the workers; 10 gives other processes priority.
     time_limit
-        Seconds that a job may go without progress.
+        Maximum number of seconds that a job may run without progress.
     address
-        Of a Ray cluster; without one a local cluster is started.
+        Address of a Ray cluster. Default: start a local cluster.
     cpus
-        CPUs that Ray gives to a job.
+        Number of CPUs per job on Ray.
     gpus
-        GPUs that Ray gives to a job.
+        Number of GPUs per job on Ray.
     """
 
     executor: Literal["local", "ray"] = "local"
@@ -55,19 +56,19 @@ class WorkerOptions:
     def check(self) -> None:
         from fieldlens.core.errors import BadInput
 
-        for what in ("workers", "time_limit", "cpus"):
-            value = getattr(self, what)
+        for name in ("workers", "time_limit", "cpus"):
+            value = getattr(self, name)
             if value is not None and not value > 0:
-                raise BadInput(f"{what} is {value}: more than 0 is needed")
+                raise BadInput(f"{name} must be greater than 0, got {value}")
         if self.gpus < 0:
-            raise BadInput(f"gpus is {self.gpus}: at least 0 is needed")
+            raise BadInput(f"gpus must be at least 0, got {self.gpus}")
         if self.address is not None and self.executor != "ray":
-            raise BadInput("--address goes with --executor ray")
+            raise BadInput("--address needs --executor ray")
 
     def count(self, machine: Machine) -> int:
-        """Jobs at a time, as far as that is known here."""
-        ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return self.workers or max(1, ours // (machine.threads or 1))
+        """Number of concurrent jobs, from the cores of this machine unless it is set."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.workers or max(1, cores // (machine.threads or 1))
 
     def gather(self, machine: Machine) -> "Executor":
         from fieldlens.study.executors import Local, Ray
@@ -78,7 +79,7 @@ class WorkerOptions:
 
 
 def study(
-    which: Annotated[str, Parameter(name="STUDY")],
+    name: Annotated[str, Parameter(name="STUDY")],
     /,
     *,
     out: Path | None = None,
@@ -93,32 +94,32 @@ def study(
     worker_options: Annotated[WorkerOptions, Parameter(name="*")] = WorkerOptions(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Train, evaluate and measure many models; end in one report.
+    """Train, evaluate and measure many models, and write one report.
 
     Example: fieldlens study demo
 
-    The same command goes on after a stop.
+    After an interruption, the same command resumes the study.
 
     Parameters
     ----------
-    which
-        A study file (TOML), a built-in study (demo, pilot, paper, paper-full), or for --report a results folder.
+    name
+        Study file (TOML), built-in study (demo, pilot, paper, paper-full), or with --report a results folder.
     out
-        Folder for results, made to be committed; results/STUDY unless given.
+        Output folder for results, which are small enough to commit. Default: results/STUDY.
     runs
-        Folder for run folders; runs/STUDY unless given. On a cluster it lies where all nodes see it.
+        Folder for run folders. Default: runs/STUDY. On a cluster, all nodes must be able to access it.
     corpora
-        Folder in which the study's corpora lie, if not beside its file.
+        Folder with the corpora of the study. Default: the folder of the study file.
     only
-        Only runs whose names are like this, as in --only '*-stdlib-1235-*'; may be given several times.
+        Run only jobs whose names match this pattern, such as '*-stdlib-1235-*'; can be repeated.
     dry_run
-        Show runs, states and the time that is left; do nothing.
+        Print jobs, states and the estimated time left, without running anything.
     status
-        The same, while another process works on it.
+        Same as --dry-run; can be used while another process runs the study.
     report
-        Only write the report again, from the results that are there.
+        Only rewrite the report from the existing results.
     retry
-        Try again what failed.
+        Run failed jobs again.
     as_json
         Print JSON.
     """
@@ -127,86 +128,90 @@ def study(
     from fieldlens.study.state import StudyPaths
 
     worker_options.check()
-    if report and (Path(which) / "study.json").is_file():
-        _conclude(Path(which), as_json)
+    if report and (Path(name) / "study.json").is_file():
+        _print_report(Path(name), as_json)
         return
-    found = read_study(which).only(only)
-    places = StudyPaths(out or Path("results") / found.name, runs or Path("runs") / found.name)
+    plan = read_study(name).only(only)
+    paths = StudyPaths(out or Path("results") / plan.name, runs or Path("runs") / plan.name)
     if report:
-        _conclude(places.results, as_json)
+        _print_report(paths.results, as_json)
     elif dry_run or status:
-        _show(found, places, corpora, worker_options.count(machine), as_json)
+        _print_status(plan, paths, corpora, worker_options.count(machine), as_json)
     else:
         if retry:
-            clear_failures(found, places)
-        conduct(found, places, corpora, worker_options, machine, quiet=as_json)
-        _conclude(places.results, as_json)
-        complain(found, places)
+            clear_failures(plan, paths)
+        conduct(plan, paths, corpora, worker_options, machine, quiet=as_json)
+        _print_report(paths.results, as_json)
+        complain(plan, paths)
 
 
 def conduct(
-    found: "Study",
-    places: "StudyPaths",
+    study: "Study",
+    paths: "StudyPaths",
     corpora: Path | None,
     worker_options: WorkerOptions,
     machine: Machine,
     quiet: bool = False,
 ) -> None:
-    """Do what is left of a study, and show how it goes."""
+    """Run the remaining jobs of a study and print progress."""
     from fieldlens.study.controller import Controller
 
     if worker_options.executor != "ray":
-        machine.start()  # what it cannot do here is said now, not by every job
+        machine.start()  # report an unusable device or dtype once, not in every job
     workers = worker_options.count(machine)
     machine = machine if machine.threads else dataclasses.replace(machine, threads=max(1, int(worker_options.cpus)))
-    watcher = Watcher(found, places, workers, quiet)
+    watcher = Watcher(study, paths, workers, quiet)
     controller = Controller(
-        found,
-        places,
+        study,
+        paths,
         lambda: worker_options.gather(machine),
         machine,
-        corpora,
-        worker_options.time_limit,
-        watcher.watch,
+        corpora=corpora,
+        time_limit=worker_options.time_limit,
+        watch=watcher.watch,
     )
     controller.prepare()
     with watcher:
         controller.run()
 
 
-def _show(found: "Study", places: "StudyPaths", corpora: Path | None, workers: int, as_json: bool) -> None:
+def _print_status(study: "Study", paths: "StudyPaths", corpora: Path | None, workers: int, as_json: bool) -> None:
     from fieldlens.study.controller import texts_of
     from fieldlens.study.forecast import forecast
-    from fieldlens.study.state import result_of
+    from fieldlens.study.state import record_of
     from fieldlens.study.view import overview, table, time_left
 
-    there = {job.recipe.corpus for job in found.jobs if result_of(job, places)}  # others can be of no other text
-    rows = overview(found, places, forecast(found, places), texts_of(found, corpora, there - found.pins.keys()))
-    absent = sorted({job.recipe.corpus for job in found.jobs if not found.has(job.recipe.corpus, corpora)})
+    # Only results can be stale, so only corpora with results are read.
+    used = {job.recipe.corpus for job in study.jobs if record_of(job, paths)}
+    rows = overview(study, paths, forecast(study, paths), texts_of(study, corpora, used - study.pins.keys()))
+    absent = sorted({job.recipe.corpus for job in study.jobs if not study.has(job.recipe.corpus, corpora)})
     if as_json:
         left = time_left(rows, workers)
-        print(json.dumps({"study": found.name, "seconds_left": left, "absent_corpora": absent, "jobs": rows}))
+        print(json.dumps({"study": study.name, "seconds_left": left, "absent_corpora": absent, "jobs": rows}))
         return
     screen = console()
-    screen.print(table(found, rows, workers))
+    screen.print(table(study, rows, workers))
     if absent and any(row["seconds_left"] for row in rows):
-        screen.print(f"not here: {', '.join(absent)}; --corpora FOLDER says where they lie", markup=False)
+        screen.print(f"missing corpora: {', '.join(absent)}; give their folder with --corpora FOLDER", markup=False)
 
 
-def _conclude(folder: Path, as_json: bool) -> None:
-    """The tables, and where the report lies, in the last line."""
+def _print_report(folder: Path, as_json: bool) -> None:
+    """Write the report; print its tables, and its path in the last line."""
     from fieldlens.study.page import summary
-    from fieldlens.study.results import read_results
+    from fieldlens.study.results import read_results, rejected_results
 
     path = _write_report(folder)
     study, results = read_results(folder)
+    rejected = rejected_results(folder)
+    for name, reason in rejected.items():
+        console(stderr=True).print(f"warning: {name} is left out: {reason}", soft_wrap=True, markup=False)
     if as_json:
-        rows = [{"name": one.name, "state": one.about["state"], "recipe": one.recipe} for one in results]
-        print(json.dumps({"study": study["name"], "report": str(path), "results": rows}))
+        rows = [{"name": result.name, "state": result.about["state"], "recipe": result.recipe} for result in results]
+        print(json.dumps({"study": study["name"], "report": str(path), "results": rows, "rejected": rejected}))
         return
     screen = console()
-    for sheet in summary(results) if results else []:
-        show(screen, sheet)
+    for table in summary(results) if results else []:
+        show(screen, table)
     screen.print(f"report: {path}", soft_wrap=True, markup=False)
 
 
@@ -220,31 +225,32 @@ def _write_report(folder: Path) -> Path:
     return path
 
 
-def complain(found: "Study", places: "StudyPaths") -> None:
+def complain(study: "Study", paths: "StudyPaths") -> None:
+    """Raise FieldlensError if a run of the study failed."""
     from fieldlens.core.errors import FieldlensError
     from fieldlens.study.state import job_states
 
-    lost = [name for name, state in job_states(found, places).items() if state == "failed"]
-    if lost:
-        where = places.results / lost[0] / "failed.json"
-        raise FieldlensError(f"{len(lost)} of {len(found.jobs)} runs failed, see {where}: --retry tries again")
+    failed = [name for name, state in job_states(study, paths).items() if state == "failed"]
+    if failed:
+        path = paths.results / failed[0] / "failed.json"
+        raise FieldlensError(f"{len(failed)} of {len(study.jobs)} runs failed, see {path}: re-run with --retry")
 
 
 class Watcher:
-    """A live table on a terminal; elsewhere a line when a state changes, and a line for the whole now and then."""
+    """Prints progress: a live table on a terminal; otherwise a line per change of state, and a regular summary."""
 
-    def __init__(self, found: "Study", places: "StudyPaths", workers: int, quiet: bool) -> None:
+    def __init__(self, study: "Study", paths: "StudyPaths", workers: int, quiet: bool) -> None:
         from fieldlens.study.forecast import forecast
 
-        self.study, self.places, self.workers, self.quiet = found, places, workers, quiet
+        self.study, self.paths, self.workers, self.quiet = study, paths, workers, quiet
         self.console = console(stderr=True)
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
-        self.shown = not quiet and self.console.is_terminal
+        self.is_live = not quiet and self.console.is_terminal
         self.states: dict[str, str] = {}
-        self.forecast, self.told, self.looked = forecast(found, places), time.monotonic(), 0.0
+        self.forecast, self.summarised, self.updated = forecast(study, paths), time.monotonic(), 0.0
 
     def __enter__(self) -> "Watcher":
-        if self.shown:
+        if self.is_live:
             self.live.__enter__()
         self.watch()
         return self
@@ -253,40 +259,40 @@ class Watcher:
         from fieldlens.core.errors import BadInput
         from fieldlens.study.view import headline, overview
 
-        if self.shown:
+        if self.is_live:
             self.live.update("", refresh=True)
             self.live.__exit__(kind, *details)
-        refused = kind is not None and issubclass(kind, BadInput)  # nothing was begun
+        refused = kind is not None and issubclass(kind, BadInput)  # no job was started
         if not self.quiet and not refused:
-            rows = overview(self.study, self.places, self.forecast)
+            rows = overview(self.study, self.paths, self.forecast)
             self.console.print(headline(self.study, rows, self.workers), markup=False, soft_wrap=True)
 
     def watch(self) -> None:
-        """Look at the files, at most once a second, and show what they say."""
+        """Read the states of the jobs and print them, at most once a second."""
         from fieldlens.study.forecast import forecast
         from fieldlens.study.view import overview, table
 
         now = time.monotonic()
-        if self.quiet or now - self.looked < 1:
+        if self.quiet or now - self.updated < 1:
             return
-        self.looked = now
-        rows = overview(self.study, self.places, self.forecast)
+        self.updated = now
+        rows = overview(self.study, self.paths, self.forecast)
         changed = [row for row in rows if self.states.get(row["name"]) != row["state"]]
         if self.states and any(row["state"] == "done" for row in changed):
-            self.forecast = forecast(self.study, self.places)
-        if self.shown:
-            sheet = table(self.study, rows, self.workers, max(3, self.console.height - 6))
-            self.live.update(sheet, refresh=True)
+            self.forecast = forecast(self.study, self.paths)
+        if self.is_live:
+            live_table = table(self.study, rows, self.workers, max(3, self.console.height - 6))
+            self.live.update(live_table, refresh=True)
         else:
-            self._tell(rows, changed if self.states else [], now)
+            self._print_changes(rows, changed if self.states else [], now)
         self.states = {row["name"]: row["state"] for row in rows}
 
-    def _tell(self, rows: list[dict[str, Any]], changed: list[dict[str, Any]], now: float) -> None:
+    def _print_changes(self, rows: list[dict[str, Any]], changed: list[dict[str, Any]], now: float) -> None:
         from fieldlens.study.view import headline, line
 
         for row in changed:
             self.console.print(line(row), markup=False, soft_wrap=True)
         unfinished = any(row["seconds_left"] for row in rows)
-        if unfinished and (now - self.told > EVERY or not self.states):
-            self.told = now
+        if unfinished and (now - self.summarised > EVERY or not self.states):
+            self.summarised = now
             self.console.print(headline(self.study, rows, self.workers), markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""fieldlens train: from text to a trained decoder."""
+"""fieldlens train: trains a decoder."""
 
 import dataclasses
 import json
@@ -34,41 +34,44 @@ def train(
     options: Annotated[RunOptions, Parameter(name="*")] = RunOptions(),  # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Train a decoder by a preset; a flag changes any number.
+    """Train a decoder from a preset; flags override its values.
 
     Example: fieldlens train --preset glance --scheme sandwich --out runs/sandwich
 
-    Several processes: torchrun --nproc-per-node 2 -m fieldlens train …
+    With several processes: torchrun --nproc-per-node 2 -m fieldlens train …
 
     Parameters
     ----------
     out
-        The run folder.
+        Output folder of the run.
     preset
-        smoke (seconds), glance (a minute and a half), pocket (some twelve minutes), paper (162 M parameters).
+        Preset to start from: smoke (seconds), glance (1.5 minutes), pocket (about 12 minutes) or paper (162 M
+        parameters).
     resume
-        Go on from the newest checkpoint that verifies; start if there is none.
+        Resume from the newest intact checkpoint; start from scratch if there is none.
     as_json
-        Print the run's last status as JSON.
+        Print the final status of the run as JSON.
     """
-    chosen = recipe(preset, **dataclasses.asdict(changes))
+    chosen_recipe = recipe(preset, **dataclasses.asdict(changes))
     from fieldlens.storage.run_dir import Run
     from fieldlens.training.loop import train as train_decoder
     from fieldlens.training.trainer import Diverged
 
     screen = console(stderr=True)
-    with Watcher(screen, chosen, quiet=as_json) as watcher, _compiler():
+    with Watcher(screen, chosen_recipe, quiet=as_json) as watcher, _compiler():
         try:
-            status = train_decoder(chosen, out, resume=resume, machine=machine, options=options, watch=watcher.watch)
+            status = train_decoder(
+                chosen_recipe, out, resume=resume, machine=machine, options=options, watch=watcher.watch
+            )
         except Diverged:
             if not as_json or os.environ.get("RANK", "0") != "0":
                 raise
             status = Run(out).read(Run(out).status)
     if not status:
-        return  # a process that does not lead
-    known = Run(out).read(Run(out).config)
+        return  # only the process of rank 0 reports
+    config = Run(out).read(Run(out).config)
     model = str(out / "model") if status["state"] == "finished" else None
-    status = {**status, "unigram_perplexity": known["unigram_perplexity"], "model": model}
+    status = {**status, "unigram_perplexity": config["unigram_perplexity"], "model": model}
     if as_json:
         print(json.dumps(status))
     else:
@@ -79,7 +82,7 @@ def train(
 
 @contextmanager
 def _compiler() -> Iterator[None]:
-    """What torch's compiler says when it lacks one, in one line."""
+    """Turn an error of torch.compile, such as a missing C++ compiler, into a one-line message."""
     try:
         yield
     except Exception as error:
@@ -87,25 +90,24 @@ def _compiler() -> Iterator[None]:
             raise
         from fieldlens.core.errors import BadInput
 
-        said = str(error).strip().splitlines()[0]
-        raise BadInput(f"--compile does not work here ({said}): leave it out") from error
+        message = str(error).strip().splitlines()[0]
+        raise BadInput(f"torch.compile failed ({message}): run without --compile") from error
 
 
 def _summary(status: dict[str, Any]) -> None:
     if status["state"] == "diverged":
         print(f"diverged: {status['reason']}")
         return
-    print(
-        f"validation perplexity {status['validation_perplexity']:.2f}; by unigrams {status['unigram_perplexity']:.1f}"
-    )
+    validation, unigram = status["validation_perplexity"], status["unigram_perplexity"]
+    print(f"validation perplexity {validation:.2f}; unigram perplexity {unigram:.1f}")
     print(f"model folder: {status['model']}")
 
 
 class Watcher:
-    """A progress bar on a terminal, plain lines elsewhere."""
+    """Prints training progress: a progress bar on a terminal, plain lines otherwise."""
 
-    def __init__(self, console: Console, chosen: Recipe, quiet: bool) -> None:
-        self.console, self.chosen, self.quiet = console, chosen, quiet
+    def __init__(self, console: Console, recipe: Recipe, quiet: bool) -> None:
+        self.console, self.recipe, self.quiet = console, recipe, quiet
         self.progress = Progress(
             BarColumn(),
             MofNCompleteColumn(),
@@ -114,11 +116,11 @@ class Watcher:
             console=console,
             disable=quiet or not console.is_terminal,
         )
-        self.task = self.progress.add_task("", total=chosen.steps)
+        self.task = self.progress.add_task("", total=recipe.steps)
         self.last = 0.0
-        self.begun: tuple[float, int] | None = None
-        """When the first step was done, and its number: that one also warms up."""
-        self.told = False
+        self.first: tuple[float, int] | None = None
+        """Time and number of the first step, which is left out of the estimate: it includes the warm-up."""
+        self.estimated = False
 
     def __enter__(self) -> "Watcher":
         self.progress.__enter__()
@@ -128,7 +130,7 @@ class Watcher:
         self.progress.__exit__(*details)
 
     def watch(self, row: dict[str, Any]) -> None:
-        """Show a step, a validation or a warning."""
+        """Print a step, a validation or a warning."""
         if "warning" in row:
             self.console.print(f"warning: {row['warning']}", markup=False)
             return
@@ -136,27 +138,27 @@ class Watcher:
             return
         from fieldlens.core.format import format_duration
 
-        self._begin(row)
+        self._introduce(row)
         text = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
         self.progress.update(self.task, completed=row["step"], description=text)
         if row.get("validation_perplexity") is not None:
             self.console.print(f"step {row['step']}: {text}  validation perplexity {row['validation_perplexity']:.2f}")
         elif not self.console.is_terminal and time.monotonic() - self.last > 10:
             self.last = time.monotonic()
-            left = (row["steps"] - row["step"]) * self.chosen.batch * self.chosen.length / row["tokens_per_second"]
+            left = (row["steps"] - row["step"]) * self.recipe.batch * self.recipe.length / row["tokens_per_second"]
             self.console.print(f"step {row['step']} of {row['steps']}: {text}  {format_duration(left)} left")
 
-    def _begin(self, row: dict[str, Any]) -> None:
-        """After the first step the recipe; after the second what all of them will take."""
+    def _introduce(self, row: dict[str, Any]) -> None:
+        """Print the recipe after the first step, and an estimate of time and memory after the second."""
         from fieldlens.core.format import format_bytes, format_duration
         from fieldlens.core.memory import peak_memory
 
         now = time.monotonic()
-        if self.begun is None:
-            self.begun = (now, row["step"])
-            fields = " ".join(f"{key}={value}" for key, value in dataclasses.asdict(self.chosen).items())
+        if self.first is None:
+            self.first = (now, row["step"])
+            fields = " ".join(f"{key}={value}" for key, value in dataclasses.asdict(self.recipe).items())
             self.console.print(f"recipe: {fields}", style="dim", markup=False)
-        elif not self.told:
-            self.told = True
-            left = (now - self.begun[0]) / (row["step"] - self.begun[1]) * (row["steps"] - row["step"])
+        elif not self.estimated:
+            self.estimated = True
+            left = (now - self.first[0]) / (row["step"] - self.first[1]) * (row["steps"] - row["step"])
             self.console.print(f"about {format_duration(left)}, {format_bytes(peak_memory())} of memory", markup=False)

@@ -1,1 +1,1 @@
-"""Errors and exit codes, devices, processes, memory: what every room uses."""
+"""Errors and exit codes, devices, distributed processes and memory: used by every other package."""

@@ -1,4 +1,4 @@
-"""Where and how numbers are computed: device, dtype, threads."""
+"""Selection of device, dtype and number of threads."""
 
 import subprocess
 import sys
@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Literal
 from fieldlens.core.errors import BadInput
 from fieldlens.core.memory import keep_pages
 
-if TYPE_CHECKING:  # the command line shows its help without waiting for torch
+if TYPE_CHECKING:  # the command line prints its help without importing torch
     import torch
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What to compute on; `start` prepares this process for it.
+    """Device, dtype and threads; `start` configures this process accordingly.
 
     Parameters
     ----------
     device
-        cpu, cuda, cuda:1, mps …; auto takes a GPU if there is one.
+        cpu, cuda, cuda:1, mps …; auto selects a GPU if one is available.
     dtype
-        Type of weights and activations; auto is float32 on a CPU, bfloat16 on a GPU that has it.
+        Dtype of weights and activations; auto is float32 on a CPU and bfloat16 on a GPU that supports it.
     threads
-        CPU threads; as many as torch likes unless given. Side by side with other work give 1: threads that wait for
-        each other crawl.
+        Number of CPU threads; torch's default if not set. Use 1 if other jobs run on the same machine: competing
+        threads are slow.
     """
 
     device: str = "auto"
@@ -32,19 +32,22 @@ class Machine:
     threads: int | None = None
 
     def start(self) -> "tuple[torch.device, torch.dtype]":
-        """Set the threads, flush denormals (decaying biases make them, at 2–3 × the time), keep pages, and choose."""
+        """Configure threads and memory, and return the device and dtype.
+
+        Denormals are flushed to zero: decaying biases produce them, and computing with them takes 2–3 times as long.
+        """
         import torch
 
         if self.threads is not None:
             if self.threads < 1:
-                raise BadInput(f"threads is {self.threads}: at least 1 is needed")
+                raise BadInput(f"threads must be at least 1, got {self.threads}")
             torch.set_num_threads(self.threads)
         torch.set_flush_denormal(True)
         keep_pages()
-        device = self._device()
-        return device, self._dtype(device)
+        device = self.choose_device()
+        return device, self.choose_dtype(device)
 
-    def _device(self) -> "torch.device":
+    def choose_device(self) -> "torch.device":
         import torch
 
         if self.device == "auto":
@@ -52,17 +55,17 @@ class Machine:
             return accelerator or torch.device("cpu")
         try:
             device = torch.device(self.device)
-            torch.empty(0, device=device).cpu()  # what has no data, as meta, cannot be brought back
+            torch.empty(0, device=device).cpu()  # fails for a device without storage, such as meta
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise BadInput(f"device '{self.device}' cannot be used: {str(error).splitlines()[0]}") from None
         return device
 
-    def _dtype(self, device: "torch.device") -> "torch.dtype":
+    def choose_dtype(self, device: "torch.device") -> "torch.dtype":
         import torch
 
         if self.dtype == "auto":
-            half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-            return torch.bfloat16 if half else torch.float32
+            use_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+            return torch.bfloat16 if use_bfloat16 else torch.float32
         if self.dtype == "bfloat16" and device.type == "cpu" and not bfloat16_runs():
             print("fieldlens: bfloat16 does not run on this CPU; float32 is used instead", file=sys.stderr)
             return torch.float32
@@ -70,7 +73,10 @@ class Machine:
 
 
 def bfloat16_runs() -> bool:
-    """Multiply in a child process: some CPUs advertise what they then refuse with an illegal instruction."""
+    """Whether bfloat16 works on this CPU, tested in a child process.
+
+    Some CPUs report support and then fail with an illegal instruction.
+    """
     program = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     return child.returncode == 0 and child.stdout.strip() == "64.0"

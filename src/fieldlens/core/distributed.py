@@ -1,4 +1,4 @@
-"""One process or several: what torchrun says of this one, and the few things that all must agree on."""
+"""Distributed training under torchrun: rank, world size and a few collective operations."""
 
 import os
 import time
@@ -11,77 +11,77 @@ import torch.distributed as dist
 from fieldlens.core.errors import BadInput
 
 TIMEOUT = timedelta(minutes=10)
-"""How long a process waits for another in training: that one hangs."""
+"""Timeout of collective operations in training; a process that takes longer is considered hung."""
 
-PATIENCE = timedelta(days=7)
-"""How long the others wait for the leading process, which may have a large corpus to make tokens of."""
+LONG_TIMEOUT = timedelta(days=7)
+"""Timeout of barriers: the leading process may have to tokenize a large corpus."""
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among all that train one model."""
+    """Rank of this process and number of processes that train one model."""
 
     rank: int = 0
     size: int = 1
-    patient: dist.ProcessGroup | None = None
-    """The same processes, for waits that may be long."""
+    barrier_group: dist.ProcessGroup | None = None
+    """A group of the same processes with `LONG_TIMEOUT`."""
 
     @property
     def leads(self) -> bool:
-        """One process writes to the disk and to the terminal."""
+        """Whether this process is rank 0, the only one that writes to disk and to the terminal."""
         return self.rank == 0
 
     def rows(self, batch: int) -> slice:
-        """This process's share of a batch."""
+        """Rows of a batch that this process computes."""
         if batch % self.size:
-            raise BadInput(f"a batch of {batch} cannot be shared by {self.size} processes")
+            raise BadInput(f"batch size {batch} is not divisible by {self.size} processes")
         share = batch // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def wait(self) -> None:
-        """Go on when all have come this far, however long one of them takes."""
+        """Barrier: wait until all processes have reached this point."""
         if self.size > 1:
-            dist.barrier(self.patient)
+            dist.barrier(self.barrier_group)
 
     def any(self, flag: int) -> int:
-        """The largest of all processes' flags: a signal that reached one reaches all."""
+        """Maximum of the flag over all processes, so that a signal received by one process stops all."""
         if self.size == 1:
             return flag
-        return int(_reduced(torch.tensor(flag), dist.ReduceOp.MAX))
+        return int(_all_reduce(torch.tensor(flag), dist.ReduceOp.MAX))
 
     def mean(self, value: float) -> float:
-        """The mean of all processes' values."""
+        """Mean of a value over all processes."""
         if self.size == 1:
             return value
-        return float(_reduced(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.SUM)) / self.size
+        return float(_all_reduce(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.SUM)) / self.size
 
 
-def _reduced(value: torch.Tensor, by: dist.ReduceOp.RedOpType) -> torch.Tensor:
-    """One value made of all processes' values.
+def _all_reduce(value: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    """All-reduce a tensor in place and return it.
 
-    gloo's thread must let go of the tensor before Python does: otherwise the thread asks Python to free it, and a
-    process that is just ending is aborted for that.
+    gloo's thread must release the tensor before Python does. Otherwise the thread asks Python to free it, which aborts
+    a process that is exiting.
     """
-    dist.all_reduce(value, by)
+    dist.all_reduce(value, operation)
     while value._use_count() > 1:  # type: ignore[attr-defined]
         time.sleep(0)
     return value
 
 
 def join() -> World:
-    """Join the group that torchrun made, if it did. Flags and losses travel by gloo, gradients on GPUs by nccl."""
+    """Join the process group if started by torchrun. Flags and losses use gloo, gradients on GPUs use nccl."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return World()
-    if absent := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
-        raise BadInput(f"WORLD_SIZE is set and {absent[0]} is not: start several processes by torchrun, or unset it")
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise BadInput(f"WORLD_SIZE is set but {missing[0]} is not: launch with torchrun, or unset WORLD_SIZE")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(backend, timeout=TIMEOUT)
-    return World(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=PATIENCE))
+    return World(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=LONG_TIMEOUT))
 
 
 def leave() -> None:
-    """Leave the group again."""
+    """Leave the process group, if this process joined one."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What can go wrong through no fault of ours, and the exit code each kind ends in."""
+"""Exceptions for errors that a user can fix, and their exit codes."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -6,43 +6,43 @@ from contextlib import contextmanager
 
 
 class FieldlensError(Exception):
-    """Something a user can cause and mend; the command line prints it in one line."""
+    """Base class of errors that a user can fix; the command line prints the message in one line."""
 
     exit_code = 2
 
 
 class BadInput(FieldlensError, ValueError):
-    """What was asked for cannot be done as asked."""
+    """An argument, option or file is invalid."""
 
     exit_code = 2
 
 
 class NonFiniteResult(FieldlensError):
-    """A model gave a number that is none."""
+    """A model produced NaN or inf."""
 
     exit_code = 3
 
 
 class OutOfMemory(FieldlensError):
-    """What was asked for does not fit, however it is cut."""
+    """The computation does not fit in memory."""
 
     exit_code = 4
 
 
-def unknown(kind: str, given: str, allowed: Iterable[str], more: str = "") -> BadInput:
-    """Name what was given and what is allowed, with a guess at what was meant."""
+def unknown(kind: str, name: str, allowed: Iterable[str], hint: str = "") -> BadInput:
+    """Error for a name that is not among the allowed ones, with the closest match as a suggestion."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(given, names, n=1)
-    guess = f"did you mean '{near[0]}'? " if near else ""
-    return BadInput(f"unknown {kind} '{given}': {guess}allowed: {', '.join(names) or 'none'}{more}")
+    matches = difflib.get_close_matches(name, names, n=1)
+    suggestion = f"did you mean '{matches[0]}'? " if matches else ""
+    return BadInput(f"unknown {kind} '{name}': {suggestion}allowed: {', '.join(names) or 'none'}{hint}")
 
 
 @contextmanager
-def reraise_as_bad_input(what: str) -> Iterator[None]:
-    """Whatever goes wrong in a file that we did not write, in one line."""
+def reraise_as_bad_input(message: str) -> Iterator[None]:
+    """Turn any exception raised by user code into a one-line `BadInput` that starts with `message`."""
     try:
         yield
     except BadInput:
         raise
     except Exception as error:
-        raise BadInput(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise BadInput(f"{message}: {type(error).__name__}: {' '.join(str(error).split())}") from error

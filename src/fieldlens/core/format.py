@@ -1,8 +1,13 @@
-"""Durations and sizes as people write them."""
+"""Human-readable durations and sizes, and the format of Hugging Face ids."""
+
+import re
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""A Hugging Face id: owner/name."""
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as a person says it."""
+    """Seconds, minutes or hours with a unit, e.g. 12 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

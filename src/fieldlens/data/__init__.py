@@ -1,1 +1,1 @@
-"""From text to batches: documents, corpora, tokenizers, token ids, the order of training."""
+"""Text input: documents, corpora, tokenizers, token ids and training batches."""

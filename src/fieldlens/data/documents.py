@@ -1,4 +1,4 @@
-"""Documents: what files hold, plain or compressed, text or JSONL; every stream read to its end."""
+"""Documents in text and JSONL files, plain or compressed; every stream is read to its end."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Source:
-    """One input file, by its path relative to the corpus, and its content."""
+    """An input file: path relative to the corpus, size and hash."""
 
     name: str
     bytes: int
@@ -31,7 +31,7 @@ class Source:
 
 
 class Part(Protocol):
-    """A run of documents that share a split, or wait to be split (None)."""
+    """A group of documents with the same split; None if the corpus is split by document."""
 
     @property
     def split(self) -> str | None: ...
@@ -42,69 +42,73 @@ class Part(Protocol):
 
 
 def list_files(root: Path, skip: Collection[str] = ()) -> list[tuple[str, Path]]:
-    """The files of a folder by relative path, sorted; hidden ones are not seen, folders that are linked twice once."""
+    """List the files below a folder with their relative paths, sorted.
 
-    def refuse(error: OSError) -> None:
+    Hidden files and folders are skipped. Symbolic links are followed, and each folder is visited once.
+    """
+
+    def fail(error: OSError) -> None:
         raise error
 
-    found, seen = [], {root.resolve()}
-    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-        wanted = [name for name in sorted(folders) if not name.startswith(".") and name not in skip]
-        folders.clear()
-        for name in wanted:
-            place = Path(folder, name).resolve()
-            if place not in seen:
-                folders.append(name)
-                seen.add(place)
-        found += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted((path.relative_to(root).as_posix(), path) for path in found)
+    paths, visited = [], {root.resolve()}
+    for folder, subfolders, names in os.walk(root, onerror=fail, followlinks=True):
+        candidates = [name for name in sorted(subfolders) if not name.startswith(".") and name not in skip]
+        subfolders.clear()
+        for name in candidates:
+            target = Path(folder, name).resolve()
+            if target not in visited:
+                subfolders.append(name)
+                visited.add(target)
+        paths += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted((path.relative_to(root).as_posix(), path) for path in paths)
 
 
 def split_roles(names: Iterable[str]) -> dict[str, str] | None:
-    """The split that each file's name, or else its first folder's, stands for; None unless every file has one.
+    """Map each file to the split named by the file or its first folder; None unless every file has one.
 
-    Where data files for train and another split stand side by side, a file that belongs to none is refused: to split
-    all anew because of it would put the test's text into train.
+    If there are data files for train and another split, a file without a split is an error: splitting everything by
+    document because of it would put test text into train.
     """
     roles: dict[str, str] = {}
-    odd, data = list[str](), set[str]()
+    unassigned, data_splits = list[str](), set[str]()
     for name in names:
         parts = name.split("/")
         match = ROLE.fullmatch(parts[-1]) or ROLE.fullmatch(parts[0])
         if match:
             roles[name] = {"train": "train", "test": "test"}.get(match[1], "validation")
-            data |= {roles[name]} if DATA.fullmatch(name) else set()
+            data_splits |= {roles[name]} if DATA.fullmatch(name) else set()
         elif not ASIDE.fullmatch(parts[-1]):
-            odd.append(name)
-    if odd and {"train"} < data:
+            unassigned.append(name)
+    if unassigned and {"train"} < data_splits:
         raise BadInput(
-            f"{odd[0]} is in no split, and stands beside files of train and {max(data - {'train'})}: move it"
+            f"{unassigned[0]} belongs to no split, but the corpus has train and {max(data_splits - {'train'})} files: "
+            "move it elsewhere"
         )
-    return None if odd else roles or None
+    return None if unassigned else roles or None
 
 
 def refuse_json(name: str) -> None:
-    """An array of texts would be read as one text, brackets and escapes included."""
+    """Reject .json files: an array of texts would be read as one text, including brackets and escapes."""
     if JSON.search(name):
-        raise BadInput(f"{name} may be lines of JSON or a plain text: name it .jsonl, one object per line, or .txt")
+        raise BadInput(f"{name} may be JSONL or plain text: rename it to .jsonl (one object per line) or .txt")
 
 
 @dataclass(frozen=True)
 class File:
-    """A text or JSONL file, perhaps compressed."""
+    """A text or JSONL file, optionally compressed."""
 
     name: str
     path: Path
     split: str | None
     piped: bytes | None = None
-    """What a pipe brought, which can be read only once."""
+    """Content read from a pipe, which can be read only once."""
 
     @property
     def form(self) -> str:
-        stem, compressed = self.name.lower(), self.path.suffix.lower()
-        packed = compressed in (".gz", ".zst")
-        kind = "jsonl" if (stem.removesuffix(compressed) if packed else stem).endswith(".jsonl") else "text"
-        return kind + compressed if packed else kind
+        name, suffix = self.name.lower(), self.path.suffix.lower()
+        compressed = suffix in (".gz", ".zst")
+        kind = "jsonl" if (name.removesuffix(suffix) if compressed else name).endswith(".jsonl") else "text"
+        return kind + suffix if compressed else kind
 
     def sources(self) -> list[Source]:
         with self._open() as file:
@@ -119,7 +123,7 @@ class File:
         for number, line in enumerate(_lines(self._chunks()), 1):
             text = self._decode(line, offset)
             if text.strip():
-                yield self._text_of(text, number)
+                yield self._parse(text, number)
             offset += len(line) + 1
 
     def _decode(self, data: bytes, offset: int) -> str:
@@ -127,26 +131,27 @@ class File:
         try:
             return data[skipped:].decode()
         except UnicodeDecodeError as error:
-            where = " of what is compressed" if self.form.endswith(("gz", "zst")) else ""
-            at = offset + skipped + error.start
-            raise BadInput(f"{self.path}: invalid UTF-8 at byte {at}{where}") from None
+            suffix = " of the decompressed data" if self.form.endswith(("gz", "zst")) else ""
+            position = offset + skipped + error.start
+            raise BadInput(f"{self.path}: invalid UTF-8 at byte {position}{suffix}") from None
 
-    def _text_of(self, line: str, number: int) -> str:
+    def _parse(self, line: str, number: int) -> str:
+        """Return the text of one line of JSONL."""
         try:
-            value = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{self.path}, line {number}: not JSON ({error})") from None
-        text = value.get("text") if isinstance(value, dict) else None
+        text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
-            raise BadInput(f"{self.path}, line {number}: not an object with a string 'text'")
+            raise BadInput(f"{self.path}, line {number}: expected an object with a string 'text'")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise BadInput(f"{self.path}, line {number}: 'text' has half of a surrogate pair") from None
+            raise BadInput(f"{self.path}, line {number}: 'text' contains an unpaired surrogate") from None
         return text
 
     def _chunks(self) -> Iterator[bytes]:
-        """The bytes, decompressed; a stream must end where its format says, and nothing else may follow."""
+        """Yield the decompressed bytes; the stream must be complete, with nothing after it."""
         suffix = self.path.suffix.lower()
         if suffix == ".gz":
             return self._decompressed(lambda: zlib.decompressobj(wbits=31), zlib.error)
@@ -163,8 +168,8 @@ class File:
 
     def _raw(self) -> Iterator[bytes]:
         with self._open() as file:
-            while data := file.read(_CHUNK):
-                yield data
+            while chunk := file.read(_CHUNK):
+                yield chunk
 
     def _decompressed(self, start: Callable[[], Any], failure: type[Exception]) -> Iterator[bytes]:
         stream = start()
@@ -176,20 +181,20 @@ class File:
                 try:
                     yield stream.decompress(data)
                 except failure as error:
-                    raise BadInput(f"{self.path}: damaged, or not all of it is compressed ({error})") from None
+                    raise BadInput(f"{self.path}: damaged, or followed by uncompressed data ({error})") from None
                 data = stream.unused_data if stream.eof else b""
         if not stream.eof:
-            raise BadInput(f"{self.path}: cut short, the compressed stream does not end")
+            raise BadInput(f"{self.path}: truncated, the compressed stream is incomplete")
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Split at newlines and nothing else; a line may be as long as it likes."""
-    begun: list[bytes] = []
+    """Split at newlines only; lines may have any length."""
+    pending: list[bytes] = []
     for chunk in chunks:
-        *whole, rest = chunk.split(b"\n")
-        for line in whole:
-            yield b"".join([*begun, line])
-            begun = []
-        begun.append(rest)
-    if last := b"".join(begun):
+        *complete, rest = chunk.split(b"\n")
+        for line in complete:
+            yield b"".join([*pending, line])
+            pending = []
+        pending.append(rest)
+    if last := b"".join(pending):
         yield last

@@ -1,4 +1,4 @@
-"""Tokenizers: a byte-level BPE trained on a corpus, or the one in a folder; none is trusted to behave."""
+"""Tokenizers: a byte-level BPE trained on a corpus, or one loaded and validated from a folder."""
 
 import json
 import os
@@ -14,23 +14,28 @@ from tokenizers import Tokenizer, decoders
 
 from fieldlens.core.errors import BadInput
 from fieldlens.data.corpus import Corpus
-from fieldlens.storage.content_cache import build, cache_folder, digest, hash_of, verified_manifest
+from fieldlens.storage.atomic import hash_of
+from fieldlens.storage.content_cache import build, cache_folder
+from fieldlens.storage.folders import verified_manifest
+from fieldlens.storage.sealed import digest
 
 END = "<|endoftext|>"
 
 FORMAT = 1
-"""Of what the cache holds; a change makes every folder anew."""
+"""Version of the cached files; a new version invalidates every cached folder."""
 
 _BYTES = 256
 _PIECE = 1 << 12
-_SPACE = "Ġ"  # as byte-level vocabularies write it
+_SPACE = "Ġ"  # a space in byte-level vocabularies
 _LARGEST = 1 << 24
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, max_bytes: int | None = None) -> Path:
-    """A byte-level BPE of the train split, as a Hugging Face folder in the cache."""
+    """Train a byte-level BPE on the train split; return its Hugging Face folder in the cache."""
     if vocab_size < _BYTES + 1:
-        raise BadInput(f"vocabulary is {vocab_size}: at least {_BYTES + 1} is needed, every byte and the end of text")
+        raise BadInput(
+            f"vocabulary must be at least {_BYTES + 1} ({_BYTES} bytes and the end-of-text token), got {vocab_size}"
+        )
     recipe = {
         "format": FORMAT,
         "corpus": corpus.fingerprint(),
@@ -39,13 +44,13 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, max_bytes: int | None = Non
     }
     folder = cache_folder() / "tokenizers" / digest(recipe)[:32]
     if verified_manifest(folder) is None:
-        if not corpus.size("train")[0]:  # reads everything, before anything is written
+        if not corpus.size("train")[0]:  # validates the whole corpus before anything is written
             raise BadInput(f"corpus '{corpus.name}' has no train split to train a tokenizer on")
-        build(folder, recipe, lambda place: _train_into(place, corpus, vocab_size, max_bytes))
+        build(folder, recipe, lambda target: _train_into(target, corpus, vocab_size, max_bytes))
     return folder
 
 
-def _train_into(place: Path, corpus: Corpus, vocab_size: int, max_bytes: int | None) -> dict[str, Any]:
+def _train_into(folder: Path, corpus: Corpus, vocab_size: int, max_bytes: int | None) -> dict[str, Any]:
     from tokenizers import models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -58,15 +63,18 @@ def _train_into(place: Path, corpus: Corpus, vocab_size: int, max_bytes: int | N
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # in pieces, because the time of training is quadratic in the longest word: a megabyte of letters takes an hour
+    # in pieces: training time is quadratic in the longest word, and a megabyte of letters takes an hour
     pieces = (piece for text in corpus.documents("train", max_bytes) for piece in pieces_of(text))
     tokenizer.train_from_iterator(pieces, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(place)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
     return {}
 
 
 def pieces_of(text: str, size: int = _PIECE) -> Iterator[str]:
-    """Cut a document where no token can be: before the first space after a word, else before a newline, else hard."""
+    """Cut a document into pieces of at most `size` characters, at boundaries that no token spans.
+
+    A cut is before the first space after a word, else before a newline, else at the size limit.
+    """
     start = 0
     while len(text) - start > size:
         cut = _last_gap(text, " ", start, start + size) or _last_gap(text, "\n", start, start + size) or start + size
@@ -76,32 +84,32 @@ def pieces_of(text: str, size: int = _PIECE) -> Iterator[str]:
 
 
 def _last_gap(text: str, gap: str, start: int, end: int) -> int | None:
-    """The last place in (start, end] of this character after something that is not white."""
-    at = text.rfind(gap, start + 1, end + 1)
-    while at > start and text[at - 1].isspace():
-        at = text.rfind(gap, start + 1, at)
-    return at if at > start else None
+    """Return the last index in (start, end] where this character follows a non-space character."""
+    index = text.rfind(gap, start + 1, end + 1)
+    while index > start and text[index - 1].isspace():
+        index = text.rfind(gap, start + 1, index)
+    return index if index > start else None
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder, set to encode all of a text and to read no special token out of it."""
+    """Load the tokenizer of a Hugging Face folder, without truncation, padding or special tokens parsed from text."""
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
-        raise BadInput(f"{folder} is not a tokenizer folder: there is no tokenizer.json")
+        raise BadInput(f"{folder} is not a tokenizer folder: it has no tokenizer.json")
     _refuse_prefix(file)
-    with _panics(file), _silence():
+    with _panics_as_bad_input(file), _silent_stderr():
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
         tokenizer.encode("Does it 1, run?\n", add_special_tokens=False)
     if _vocab_size(tokenizer) > _LARGEST:
-        raise BadInput(f"{file}: the largest id is {_vocab_size(tokenizer) - 1}, allowed: less than {_LARGEST}")
+        raise BadInput(f"{file}: token ids must be less than {_LARGEST}, the largest is {_vocab_size(tokenizer) - 1}")
     return tokenizer
 
 
 def _refuse_prefix(file: Path) -> None:
-    """A crafted prefix of subwords makes the library abort the process, which nothing can catch."""
+    """Reject BPE with a subword prefix: a crafted one makes the library abort the process."""
     try:
         model = json.loads(file.read_bytes()).get("model") or {}
         prefix = model.get("continuing_subword_prefix") if "merges" in model else None
@@ -112,82 +120,82 @@ def _refuse_prefix(file: Path) -> None:
 
 
 @contextmanager
-def _panics(file: Path) -> Iterator[None]:
-    """The library's panics are no Exceptions; say what a user can mend."""
+def _panics_as_bad_input(file: Path) -> Iterator[None]:
+    """Convert errors of the library to BadInput; its panics are not subclasses of Exception."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise BadInput(f"{file} is not a tokenizer that runs ({error})") from None
+            raise BadInput(f"{file} is not a working tokenizer ({error})") from None
         raise
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """Keep a panic from printing its backtrace: it writes to the file descriptor, past sys.stderr."""
+def _silent_stderr() -> Iterator[None]:
+    """Hide the backtrace of a panic, which is written to the file descriptor and bypasses sys.stderr."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
+        os.dup2(null, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """What each token looks like behind the one before it: some lose their space where a text begins."""
-    shown = []
-    for before, one in zip([None, *ids], ids, strict=False):
-        alone = tokenizer.decode([one], skip_special_tokens=False)
-        if before is not None:
-            left = tokenizer.decode([before], skip_special_tokens=False)
-            both = tokenizer.decode([before, one], skip_special_tokens=False)
-            alone = both.removeprefix(left) if both.startswith(left) and both.endswith(alone) else alone
-        shown.append(alone)
-    return shown
+    """Decode each token in the context of the previous one: some tokens lose their space at the start of a text."""
+    texts = []
+    for previous, token in zip([None, *ids], ids, strict=False):
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        if previous is not None:
+            prefix = tokenizer.decode([previous], skip_special_tokens=False)
+            both = tokenizer.decode([previous, token], skip_special_tokens=False)
+            text = both.removeprefix(prefix) if both.startswith(prefix) and both.endswith(text) else text
+        texts.append(text)
+    return texts
 
 
 def _vocab_size(tokenizer: Tokenizer) -> int:
-    """Ids may have holes, so the largest counts."""
+    """Return the largest id plus one; ids need not be contiguous."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def eos_token_id(folder: Path) -> int:
-    """The token that is put between documents: end-of-text, or the eos_token that tokenizer_config.json names."""
-    return _end(load_tokenizer(folder), folder)
+    """Return the token placed between documents: end-of-text, or the eos_token of tokenizer_config.json."""
+    return _first_eos(load_tokenizer(folder), folder)
 
 
-def _end(tokenizer: Tokenizer, folder: Path) -> int:
-    found = eos_token_ids(tokenizer, folder)
-    if not found:
+def _first_eos(tokenizer: Tokenizer, folder: Path) -> int:
+    ids = eos_token_ids(tokenizer, folder)
+    if not ids:
         raise BadInput(f"{folder}: the tokenizer has neither '{END}' nor an eos_token in tokenizer_config.json")
-    return found[0]
+    return ids[0]
 
 
 def eos_token_ids(tokenizer: Tokenizer, folder: Path) -> list[int]:
-    """Every token that ends a text: end-of-text, and the eos_token, which in chats may be another."""
+    """Return every token that ends a text: end-of-text and the eos_token, which may differ in chat models."""
     config, tokens = folder / "tokenizer_config.json", list[Any]([END])
     if config.is_file():
         try:
-            named = json.loads(config.read_bytes()).get("eos_token")
+            eos_token = json.loads(config.read_bytes()).get("eos_token")
         except (ValueError, AttributeError, RecursionError) as error:
             raise BadInput(f"{config} cannot be read ({error})") from None
-        tokens += [named.get("content") if isinstance(named, dict) else named]
+        tokens += [eos_token.get("content") if isinstance(eos_token, dict) else eos_token]
     ids = [tokenizer.token_to_id(token) for token in tokens if isinstance(token, str)]
-    return [found for found in dict.fromkeys(ids) if found is not None]
+    return [token_id for token_id in dict.fromkeys(ids) if token_id is not None]
 
 
 def bos_token_id(folder: Path) -> int | None:
-    """The token that a tokenizer itself puts before every text, if it does so."""
+    """Return the token that the tokenizer adds before every text, or None."""
     tokenizer = load_tokenizer(folder)
-    bare, dressed = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
-    return dressed[0] if dressed and dressed[:1] != bare[:1] else None
+    plain, special = (tokenizer.encode("a", add_special_tokens=add).ids for add in (False, True))
+    return special[0] if special and special[:1] != plain[:1] else None
 
 
 class Coder:
-    """A tokenizer, and how many bytes each of its tokens stands for if it is byte-level."""
+    """A tokenizer that also counts the bytes of text that each token represents."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "tokenizer.json"
@@ -195,80 +203,83 @@ class Coder:
         self.sha256 = hash_of(self.file)
         self.folder, self.vocab_size = folder, _vocab_size(self.tokenizer)
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
-        self._bytes = self._lengths() if _byte_level(json.loads(self.tokenizer.to_str())) else None
+        self._token_bytes = self._count_bytes() if _byte_level(json.loads(self.tokenizer.to_str())) else None
 
-    def _lengths(self) -> np.ndarray:
-        lengths = np.zeros(self.vocab_size, np.int64)
-        for token, number in self.tokenizer.get_vocab(with_added_tokens=False).items():
-            lengths[number] = len(token)  # each character stands for one byte
-        for number, added in self.tokenizer.get_added_tokens_decoder().items():
-            lengths[number] = len(added.content.encode())
-        return lengths
+    def _count_bytes(self) -> np.ndarray:
+        sizes = np.zeros(self.vocab_size, np.int64)
+        for token, token_id in self.tokenizer.get_vocab(with_added_tokens=False).items():
+            sizes[token_id] = len(token)  # one character per byte
+        for token_id, added in self.tokenizer.get_added_tokens_decoder().items():
+            sizes[token_id] = len(added.content.encode())
+        return sizes
 
     @cached_property
     def end(self) -> int:
-        """The token that is put between documents."""
-        return _end(self.tokenizer, self.folder)
+        """The token placed between documents."""
+        return _first_eos(self.tokenizer, self.folder)
 
     @property
     def exact(self) -> bool:
-        """Whether every token stands for certain bytes, so that a text's bytes can be accounted for."""
-        return self._bytes is not None
+        """Whether every token represents a fixed number of bytes, so that encoded bytes can be checked."""
+        return self._token_bytes is not None
 
     @cached_property
     def cuttable(self) -> bool:
-        """Whether no token reaches over a gap: every text of the vocabulary has the same ids whole and cut there."""
+        """Whether no token spans a gap: each vocabulary text has the same ids when encoded whole and cut there."""
         if not self.exact:
             return False
-        vocab, level = self.tokenizer.get_vocab(with_added_tokens=False), decoders.ByteLevel()
-        texts = [level.decode([token]) for token in vocab if _SPACE in token[1:]]
+        vocab, byte_level = self.tokenizer.get_vocab(with_added_tokens=False), decoders.ByteLevel()
+        texts = [byte_level.decode([token]) for token in vocab if _SPACE in token[1:]]
         texts += [added.content for added in self.tokenizer.get_added_tokens_decoder().values()]
-        gaps = ((text, at) for text in texts if (at := _last_gap(text, " ", 0, len(text))))
-        return all(self._ids(text) == self._ids(text[:at], text[at:]) for text, at in gaps)
+        gaps = ((text, index) for text in texts if (index := _last_gap(text, " ", 0, len(text))))
+        return all(self._ids(text) == self._ids(text[:index], text[index:]) for text, index in gaps)
 
     def _ids(self, *pieces: str) -> list[int]:
-        return [one for ids, _ in self.encode(list(pieces)) for one in ids.tolist()]
+        return [token for ids, _ in self.encode(list(pieces)) for token in ids.tolist()]
 
     def pieces(self, text: str) -> list[str]:
-        """A text as it is encoded: in pieces if that changes no token."""
+        """Cut a text into pieces if that changes no token."""
         return list(pieces_of(text)) if self.cuttable else [text]
 
     def whole(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of a text, and how many bytes of it each stands for."""
-        found = self.encode(self.pieces(text))
-        return np.concatenate([ids for ids, _ in found]), np.concatenate([sizes for _, sizes in found])
+        """Encode a text: its tokens and the number of bytes of each."""
+        encoded = self.encode(self.pieces(text))
+        return np.concatenate([ids for ids, _ in encoded]), np.concatenate([sizes for _, sizes in encoded])
 
     def encode(self, pieces: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The tokens of each piece, and how many bytes of it each stands for."""
-        with _panics(self.file):
-            if self._bytes is not None:
-                found = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-                return [(ids := np.array(one.ids, self.dtype), self._bytes[ids]) for one in found]
-            found = self.tokenizer.encode_batch(pieces, add_special_tokens=False)
+        """Encode each piece: its tokens and the number of bytes of each."""
+        with _panics_as_bad_input(self.file):
+            if self._token_bytes is not None:
+                encodings = self.tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+                return [(ids := np.array(encoding.ids, self.dtype), self._token_bytes[ids]) for encoding in encodings]
+            encodings = self.tokenizer.encode_batch(pieces, add_special_tokens=False)
         return [
-            (np.array(one.ids, self.dtype), _sizes(piece, one.offsets))
-            for piece, one in zip(pieces, found, strict=True)
+            (np.array(encoding.ids, self.dtype), _sizes(piece, encoding.offsets))
+            for piece, encoding in zip(pieces, encodings, strict=True)
         ]
 
 
 def _sizes(text: str, offsets: list[tuple[int, int]]) -> np.ndarray:
-    """Bytes from the end of one token to the end of the next; tokens that end together share theirs evenly."""
+    """Return the size of each token: the bytes from the end of the previous token to its own end.
+
+    Tokens with the same end share these bytes evenly.
+    """
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     ends = np.concatenate([[0], np.cumsum(1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000))])
     if not offsets:
         return np.zeros(0, np.int64)
-    reached, group_N, counts = np.unique(
+    group_ends, group_N, counts = np.unique(
         np.maximum.accumulate(ends[[stop for _, stop in offsets]]), return_inverse=True, return_counts=True
     )
-    bytes_of_group = np.diff(reached, prepend=0)
-    place_N = np.arange(len(offsets)) - (np.cumsum(counts) - counts)[group_N]
-    return bytes_of_group[group_N] // counts[group_N] + (place_N < (bytes_of_group % counts)[group_N])
+    group_bytes = np.diff(group_ends, prepend=0)
+    rank_N = np.arange(len(offsets)) - (np.cumsum(counts) - counts)[group_N]
+    return group_bytes[group_N] // counts[group_N] + (rank_N < (group_bytes % counts)[group_N])
 
 
 def _byte_level(description: dict[str, Any]) -> bool:
-    """BPE over bytes that neither changes the text first nor puts a space before it."""
-    first = description.get("pre_tokenizer") or {}
-    steps = first.get("pretokenizers", [first])
-    level = [step for step in steps if step.get("type") == "ByteLevel"]
-    plain = bool(level) and not any(step.get("add_prefix_space") for step in level)
-    return plain and description["model"].get("type") == "BPE" and description.get("normalizer") is None
+    """Whether this is a byte-level BPE without a normalizer and without an added leading space."""
+    pre_tokenizer = description.get("pre_tokenizer") or {}
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
+    unchanged = bool(byte_level) and not any(step.get("add_prefix_space") for step in byte_level)
+    return unchanged and description["model"].get("type") == "BPE" and description.get("normalizer") is None

@@ -1,11 +1,11 @@
-"""From models and a corpus by name to result files."""
+"""The evaluate command: loads models and texts by name, evaluates them and writes result files."""
 
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,13 +22,13 @@ from fieldlens.models.origin import Origin, find_model, unique_names
 from fieldlens.models.texts import read_texts
 from fieldlens.reporting.table import Table, figure
 from fieldlens.schemes.window import check_window
-from fieldlens.storage.content_cache import digest
-from fieldlens.storage.results import write_json
+from fieldlens.storage.results import write_result
+from fieldlens.storage.sealed import digest
 
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What `fieldlens evaluate` was asked."""
+    """Options of `fieldlens evaluate`."""
 
     corpus: str | None
     lengths: tuple[int, ...]
@@ -45,171 +45,182 @@ class EvalRequest:
 
     def __post_init__(self) -> None:
         if self.corpus is not None and self.text is not None:
-            raise BadInput("give either --text or --corpus")
+            raise BadInput("give either --text or --corpus, not both")
         if self.segments < 1:
-            raise BadInput(f"segments is {self.segments}: at least 1 is needed")
+            raise BadInput(f"segments must be at least 1, got {self.segments}")
         if self.split not in SPLITS:
             raise unknown("split", self.split, SPLITS)
         check_window(self.window)
 
     def plan(self, lengths: Sequence[int], bos: int | None) -> Plan:
-        named = protocol(self.protocol, **(self.options or {}))
-        return Plan(named, tuple(lengths), self.segments, self.target_seed, self.window, bos)
+        chosen = protocol(self.protocol, **(self.options or {}))
+        return Plan(chosen, tuple(lengths), self.segments, self.target_seed, self.window, bos)
+
+
+@dataclass(frozen=True)
+class _Context:
+    """Where models are computed and where their results are written."""
+
+    out: Path
+    device: torch.device
+    dtype: torch.dtype
+    watch: Watch
+
+
+class _Sample(NamedTuple):
+    """Anchors in the tokens of one tokenizer, and their names in results if these are not tokens."""
+
+    anchors: list[Anchor]
+    names: list[Anchor] | None
 
 
 def evaluate_all(
     models: Sequence[str],
-    question: EvalRequest,
+    request: EvalRequest,
     out: Path,
     device: torch.device,
     dtype: torch.dtype,
     watch: Watch = lambda event: None,
 ) -> list[tuple[Path, Evaluation]]:
-    """Evaluate one model after another; all paths and texts are looked at before the first is loaded."""
+    """Evaluate models one after another. All paths and texts are checked before the first model is loaded."""
     origins = [find_model(text) for text in models]
-    told = unique_names(origins)  # runs of one scheme keep its name, by which they are compared
-    origins = [one if one.run else replace(one, name=name) for one, name in zip(origins, told, strict=True)]
-    question.plan(question.lengths, None)
-    if question.batch is not None and question.batch < 1:
-        raise BadInput(f"batch is {question.batch}: at least 1 is needed")
+    # Runs of one scheme share its name, by which they are compared; other models get unique names.
+    origins = [
+        origin if origin.run else replace(origin, name=name)
+        for origin, name in zip(origins, unique_names(origins), strict=True)
+    ]
+    request.plan(request.lengths, None)
+    if request.batch is not None and request.batch < 1:
+        raise BadInput(f"batch must be at least 1, got {request.batch}")
     if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {out} is a file: a folder is needed")
-    texts = read_texts(origins, question.text, question.corpus, question.split)
-    drawn = _draw(texts, question)
-    found = []
+        raise BadInput(f"--out must be a folder, but {out} is a file")
+    texts = read_texts(origins, request.text, request.corpus, request.split)
+    samples = _draw_samples(texts, request)
+    context = _Context(out, device, dtype, watch)
+    results = []
     for origin in origins:
         if origin.diverged:
-            found.append(_diverged(origin, question, out))
+            results.append(_record_diverged(origin, request, out))
         else:
-            anchors, names = drawn[origin.tokenizer]
-            found.append(_one(origin, texts[origin.tokenizer], anchors, names, question, out, device, dtype, watch))
-    _plot([one for _, one in found], out)
-    return found
+            text, sample = texts[origin.tokenizer], samples[origin.tokenizer]
+            results.append(_evaluate_model(origin, text, sample, request, context))
+    _plot([evaluation for _, evaluation in results], out)
+    return results
 
 
-Drawn = tuple[list[Anchor], list[Anchor] | None]
-"""Anchors in a tokenizer's tokens, and what results call them if that is something else."""
-
-
-def _draw(texts: dict[Path, Text], question: EvalRequest) -> dict[Path, Drawn]:
-    """The anchors for each tokenizer: its own tokens, or bytes that all tokenizers have deep enough in a document."""
+def _draw_samples(texts: dict[Path, Text], request: EvalRequest) -> dict[Path, _Sample]:
+    """Draw the anchors for each tokenizer: tokens of its own, or bytes that are eligible for all tokenizers."""
     if not texts:
         return {}
-    if question.align == "tokens":
-        return {
-            key: (draw_anchors(text.documents, question.plan(question.lengths, None)), None)
-            for key, text in texts.items()
-        }
-    if question.protocol != "last-token":
-        raise BadInput(f"--align bytes goes with the protocol last-token, not with {question.protocol}")
-    longest = max(question.lengths)
+    if request.align == "tokens":
+        plan = request.plan(request.lengths, None)
+        return {key: _Sample(draw_anchors(text.documents, plan), None) for key, text in texts.items()}
+    if request.protocol != "last-token":
+        raise BadInput(f"--align bytes needs --protocol last-token, got {request.protocol}")
+    longest = max(request.lengths)
     ends = {key: [np.cumsum(sizes.astype(np.int64)) for sizes in text.sizes] for key, text in texts.items()}
     spans = []
     for document in range(min(len(text.documents) for text in texts.values())):
-        mine = [found[document] for found in ends.values()]
-        if any(len(one) <= longest for one in mine):
+        offsets = [ends_D[document] for ends_D in ends.values()]
+        if any(len(ends_T) <= longest for ends_T in offsets):
             spans.append(Eligible(0, 0))
             continue
-        first, last = max(int(one[longest - 1]) for one in mine), min(int(one[-1]) for one in mine)
+        first = max(int(ends_T[longest - 1]) for ends_T in offsets)
+        last = min(int(ends_T[-1]) for ends_T in offsets)
         spans.append(Eligible(first, max(0, last - first)))
     if not any(span.anchors for span in spans):
-        raise BadInput(f"length {longest} is too long for this text: no document has more tokens than that")
-    names = draw(spans, question.segments, question.target_seed, "bytes")
+        raise BadInput(f"length {longest} is too long for this text: no document has more than {longest} tokens")
+    names = draw(spans, request.segments, request.target_seed, "bytes")
     return {
-        key: ([Anchor(d, int(np.searchsorted(found[d], byte, side="right"))) for d, byte in names], names)
-        for key, found in ends.items()
+        key: _Sample([Anchor(d, int(np.searchsorted(ends_D[d], byte, side="right"))) for d, byte in names], names)
+        for key, ends_D in ends.items()
     }
 
 
-def _one(
-    origin: Origin,
-    text: Text,
-    anchors: list[Anchor],
-    names: list[Anchor] | None,
-    question: EvalRequest,
-    out: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    watch: Watch,
+def _evaluate_model(
+    origin: Origin, text: Text, sample: _Sample, request: EvalRequest, context: _Context
 ) -> tuple[Path, Evaluation]:
-    watch({"stage": origin.name})
-    model = load(origin, device, dtype, question.train_length)
-    trained, longest = model.adapter.train_length, max(question.lengths)
-    plan = question.plan(question.lengths, text.bos)
+    """Evaluate one model and write its result; a result that exists is read instead."""
+    context.watch({"stage": origin.name})
+    model = load(origin, context.device, context.dtype, request.train_length)
+    trained, longest = model.adapter.train_length, max(request.lengths)
+    plan = request.plan(request.lengths, text.bos)
     if trained and trained < longest:
-        with suppress(BadInput):  # an option may not go with a length that nobody asked for
-            plan = question.plan([*question.lengths, trained], text.bos)
-    about = {**text.about, "align": question.align, "model": model.about}
-    if names is not None:  # drawn from what all tokenizers of the command have in common
-        about["drawn"] = digest(names)[:16]
-    where = address(about, plan)
-    path = out / f"{slug(origin.name)}-{question.protocol}-{where[:8]}.json"
-    if path.exists() and (known := read_evaluation(path)).about.get("address") == where:
-        if known.about["model"] != model.about:  # the same numbers by another name, or another training length
-            known = replace(known, about={**known.about, "model": model.about})
-            known.save(path)
-        return path, known
-    found = evaluate(
+        with suppress(BadInput):  # the protocol's options may not allow the training length
+            plan = request.plan([*request.lengths, trained], text.bos)
+    about = {**text.about, "align": request.align, "model": model.about}
+    if sample.names is not None:  # the bytes drawn depend on all tokenizers of the command
+        about["drawn"] = digest(sample.names)[:16]
+    key = address(about, plan)
+    path = context.out / f"{slug(origin.name)}-{request.protocol}-{key[:8]}.json"
+    journal = path.with_suffix(".part")
+    if path.exists() and (evaluation := read_evaluation(path)).about.get("address") == key:
+        if evaluation.about["model"] != model.about:  # the same numbers, but another name or training length
+            evaluation = replace(evaluation, about={**evaluation.about, "model": model.about})
+            evaluation.save(path)
+        return path, evaluation
+    evaluation = evaluate(
         model.adapter,
         text.documents,
         plan,
-        about={"address": where, **about},
-        anchors=anchors,
+        about={"address": key, **about},
+        anchors=sample.anchors,
         sizes=text.sizes,
-        names=names,
-        batch=question.batch,
-        journal=path.with_suffix(".part"),
-        watch=watch,
+        names=sample.names,
+        batch=request.batch,
+        journal=journal,
+        watch=context.watch,
     )
-    found.save(path)
-    return path, found
+    evaluation.save(path)
+    journal.unlink(missing_ok=True)  # only now: the result is on the disk
+    return path, evaluation
 
 
-def _diverged(origin: Origin, question: EvalRequest, out: Path) -> tuple[Path, Evaluation]:
-    """A run that diverged is a result too."""
+def _record_diverged(origin: Origin, request: EvalRequest, out: Path) -> tuple[Path, Evaluation]:
+    """Write the result of a run that diverged."""
     model = origin.about() | {"train_length": None}
-    about = {"kind": KIND, "state": "diverged", "model": model, "window": question.window}
+    about = {"kind": KIND, "state": "diverged", "model": model, "window": request.window}
     path = out / f"{slug(origin.name)}-diverged-{model['address'][:8]}.json"
-    write_json(path, about)
+    write_result(path, about)
     return path, Evaluation(about, {}, [])
 
 
 def slug(name: str) -> str:
-    """A name as a file may have it."""
+    """A name as part of a file name: other characters are replaced by hyphens."""
     return re.sub(r"[^\w.=,+-]+", "-", name).strip("-.") or "model"
 
 
-def _plot(found: Sequence[Evaluation], out: Path) -> None:
-    from fieldlens.reporting import plots as draw
+def _plot(evaluations: Sequence[Evaluation], out: Path) -> None:
+    from fieldlens.reporting import plots
 
-    alive = [one for one in found if one.losses]
+    alive = [evaluation for evaluation in evaluations if evaluation.losses]
     if alive:
-        figure = draw.perplexity_lines([one.line() for one in alive], alive[0].quantity)
+        panel = plots.perplexity_lines([evaluation.line() for evaluation in alive], alive[0].quantity)
         for ending in ("png", "svg"):
-            draw.save(figure, out / f"perplexity.{ending}")
+            plots.save(plots.figure_of(panel), out / f"perplexity.{ending}")
 
 
-def summary(found: Sequence[Evaluation]) -> list[Table]:
-    """What the command prints: perplexities with their intervals, and the verdict on each model."""
-    alive = [one for one in found if one.losses]
-    lost = [[_called(one, found), "diverged"] for one in found if not one.losses]
-    sheets = [Table(["model", "state"], lost)] if lost else []
+def summary(evaluations: Sequence[Evaluation]) -> list[Table]:
+    """Tables that the command prints: perplexities with their intervals, and the verdict on each model."""
+    alive = [evaluation for evaluation in evaluations if evaluation.losses]
+    diverged = [
+        [_display_name(evaluation, evaluations), "diverged"] for evaluation in evaluations if not evaluation.losses
+    ]
+    tables = [Table(["model", "state"], diverged)] if diverged else []
     if alive:
-        sheets = [
-            _scores(alive),
-            Table(["model", "verdict", "evidence"], [_verdict_row(one, alive) for one in alive]),
-            *sheets,
-        ]
-    return sheets
+        verdicts = [_verdict_row(evaluation, alive) for evaluation in alive]
+        tables = [_scores(alive), Table(["model", "verdict", "evidence"], verdicts), *tables]
+    return tables
 
 
 def _scores(alive: Sequence[Evaluation]) -> Table:
-    lengths = sorted({length for one in alive for length in one.losses})
+    lengths = sorted({length for evaluation in alive for length in evaluation.losses})
     rows = []
-    for one in alive:
-        at = {row["length"]: row for row in one.rows()}
-        rows.append([_called(one, alive), *(figure(one.score(n), 4) if n in at else "" for n in lengths)])
-        rows.append(["  95%", *(_between(at[n]) if n in at else "" for n in lengths)])
+    for evaluation in alive:
+        by_length = {row["length"]: row for row in evaluation.rows()}
+        scores = [figure(evaluation.score(n), 4) if n in by_length else "" for n in lengths]
+        rows.append([_display_name(evaluation, alive), *scores])
+        rows.append(["  95%", *(_interval(by_length[n]) if n in by_length else "" for n in lengths)])
     first = alive[0].about
     text, count, documents = first["data"], len(alive[0].targets), len(set(alive[0].documents.tolist()))
     title = [f"{alive[0].quantity} by context length: {text['corpus']}"]
@@ -219,25 +230,25 @@ def _scores(alive: Sequence[Evaluation]) -> Table:
     return Table(["model", *map(str, lengths)], rows, ", ".join(title))
 
 
-def _between(row: dict[str, Any]) -> str:
+def _interval(row: dict[str, Any]) -> str:
     low, high = (figure(value, 3) if value is not None else "–" for value in (row["low"], row["high"]))
     return f"{low}–{high}"
 
 
-def _called(one: Evaluation, among: Sequence[Evaluation]) -> str:
-    """A model's name; with its folder where another has the same name."""
-    model = one.about["model"]
-    alike = [other for other in among if other.about["model"]["name"] == model["name"]]
-    return f"{model['name']} ({model['folder']})" if len(alike) > 1 and "folder" in model else str(model["name"])
+def _display_name(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> str:
+    """Name of a model, with its folder if another model has the same name."""
+    model = evaluation.about["model"]
+    namesakes = [other for other in evaluations if other.about["model"]["name"] == model["name"]]
+    return f"{model['name']} ({model['folder']})" if len(namesakes) > 1 and "folder" in model else str(model["name"])
 
 
-def _verdict_row(one: Evaluation, among: Sequence[Evaluation]) -> list[str]:
-    name, verdict = _called(one, among), one.verdict
+def _verdict_row(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> list[str]:
+    name, verdict = _display_name(evaluation, evaluations), evaluation.verdict
     if verdict["verdict"] is None:
         return [name, "no verdict", verdict["reason"]]
-    shown = verdict["first"] or max(verdict["evidence"], key=lambda row: abs(row["difference"]))["length"]
-    worst = next(row for row in verdict["evidence"] if row["length"] == shown)
-    at = f" from {verdict['first']}" if verdict["first"] else ""
-    p = "" if worst["p_holm"] is None else f", p = {worst['p_holm']:.2g} (Holm; {verdict['resampled']} flipped)"
-    against = f"× {figure(worst['ratio'], 3)} at {worst['length']} against {verdict['train_length']}{p}"
-    return [name, verdict["verdict"] + at, against]
+    length = verdict["first"] or max(verdict["evidence"], key=lambda row: abs(row["difference"]))["length"]
+    row = next(row for row in verdict["evidence"] if row["length"] == length)
+    first = f" from {verdict['first']}" if verdict["first"] else ""
+    p = "" if row["p_holm"] is None else f", p = {row['p_holm']:.2g} (sign-flip test over {verdict['resampled']}, Holm)"
+    evidence = f"× {figure(row['ratio'], 3)} at {length} against {verdict['train_length']}{p}"
+    return [name, verdict["verdict"] + first, evidence]

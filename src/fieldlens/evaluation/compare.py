@@ -1,9 +1,9 @@
-"""Comparison of evaluations: over seeds as the paper does, and within a seed by resampling documents."""
+"""Comparison of evaluations: paired t-test over seeds as in the paper, document resampling within a seed."""
 
 import math
-import statistics as plain
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 import numpy as np
@@ -18,29 +18,30 @@ from fieldlens.reporting.table import Table
 By = Literal["documents", "tokens"]
 
 FOREIGN = -1
-"""The seed of a model that has none: it is compared with every seed of another."""
+"""Seed of a model without one; it is compared with every seed of another group."""
 
 ALIKE = ("protocol", "segments", "target_seed", "data", "align", "tokenizer", "bos")
-"""What evaluations must have in common to be compared, beside the type of their numbers and their targets."""
+"""Keys that must be equal for evaluations to be compared, in addition to dtype and targets."""
 
 ACROSS = 8
-"""So many groups stand side by side in a table; more stand one below the other."""
+"""Maximum number of groups shown as columns; with more, groups are rows."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Evaluations of one experiment that differ in the seed only."""
+    """Evaluations of one experiment that differ only in the seed."""
 
     name: str
     members: dict[int, Evaluation]
-    """By seed; a model that was not trained here has the seed FOREIGN."""
+    """Evaluations by seed; a model without a seed has FOREIGN."""
 
     def values(self, length: int) -> dict[int, float]:
-        """Perplexity, or bits per byte, by seed; seeds that diverged have none."""
-        return {seed: one.score(length) for seed, one in self.alive().items()}
+        """Perplexity, or bits per byte, by seed; seeds that diverged are left out."""
+        return {seed: evaluation.score(length) for seed, evaluation in self.alive().items()}
 
     def alive(self) -> dict[int, Evaluation]:
-        return {seed: one for seed, one in self.members.items() if one.losses}
+        """Evaluations of the seeds that did not diverge."""
+        return {seed: evaluation for seed, evaluation in self.members.items() if evaluation.losses}
 
     def seeds(self) -> list[int]:
         return sorted(self.members.keys() - {FOREIGN})
@@ -51,49 +52,49 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups against the first of them."""
+    """Groups compared with the first of them, the reference."""
 
     groups: list[Group]
     lengths: list[int]
     cells: list[dict[str, Any]]
-    """Mean and deviation of each group at each length, with its test over seeds."""
+    """Mean and standard deviation of each group at each length, with the test over seeds."""
     within: list[dict[str, Any]]
-    """Tests within each seed that both sides have."""
+    """Tests within each seed that both groups have."""
 
     def sheet(self) -> Table:
-        """Lengths down, groups across, marked as in the paper; with many groups the other way round."""
-        at = {(cell["group"], cell["length"]): _cell(cell) for cell in self.cells}
+        """Table of lengths by groups, marked as in the paper; transposed if there are more than ACROSS groups."""
+        texts = {(cell["group"], cell["length"]): _cell(cell) for cell in self.cells}
         names = [group.name for group in self.groups]
         if len(names) > ACROSS:
-            turned = [[name, *(at[name, length] for length in self.lengths)] for name in names]
-            return Table(["model", *map(str, self.lengths)], turned, self.quantity, self.notes())
-        rows = [[str(length), *(at[name, length] for name in names)] for length in self.lengths]
+            rows = [[name, *(texts[name, length] for length in self.lengths)] for name in names]
+            return Table(["model", *map(str, self.lengths)], rows, self.quantity, self.notes())
+        rows = [[str(length), *(texts[name, length] for name in names)] for length in self.lengths]
         return Table(["length", *names], rows, self.quantity, self.notes())
 
     @property
     def quantity(self) -> str:
-        members = [one for group in self.groups for one in group.members.values()]
-        return "bits per byte" if any(one.by_bytes for one in members) else "perplexity"
+        members = [evaluation for group in self.groups for evaluation in group.members.values()]
+        return "bits per byte" if any(evaluation.by_bytes for evaluation in members) else "perplexity"
 
     def tests(self) -> list[Table]:
-        """Every test: over seeds where there are several, and within each seed."""
-        against, found = f"against {self.groups[0].name}", []
+        """Tables of all tests: over seeds if there are several, and within each seed."""
+        against, tables = f"against {self.groups[0].name}", []
         if self.over_seeds:
             keys = ["group", "length", "pairs", "difference", "t", "p", "p_holm", "reason"]
             rows = [[_number(cell.get(key)) for key in keys] for cell in self.cells if "p" in cell]
-            found.append(Table([against, *keys[1:6], "p (Holm)", "reason"], rows, "over seeds: paired t-test"))
+            tables.append(Table([against, *keys[1:6], "p (Holm)", "reason"], rows, "over seeds: paired t-test"))
         if self.within:
             keys = ["group", "length", "seed", "units", "difference", "low", "high", "p_bootstrap", "p", "p_holm"]
             unit = "nats" if self.quantity == "perplexity" else "bits per byte"
             heads = ["length", "seed", self.within[0]["resampled"], f"difference ({unit})", "95% from", "to"]
             heads += ["p (bootstrap)", "p (flips)", "p (Holm)"]
             rows = [[_number(row[key]) for key in keys] for row in self.within]
-            found.append(Table([against, *heads], rows, "within a seed: bootstrap and sign flips"))
-        return found
+            tables.append(Table([against, *heads], rows, "within a seed: bootstrap and sign-flip test"))
+        return tables
 
     def lines(self) -> list[Line]:
-        """For a figure: the mean over seeds, with a band of one deviation; one seed has none."""
-        found = []
+        """Lines of a figure: mean over seeds with a band of ± 1 standard deviation, of zero width for one seed."""
+        lines = []
         for group in self.groups:
             alive = list(group.alive().values())
             if not alive:
@@ -102,30 +103,32 @@ class Comparison:
             middle = [cell["mean"] for cell in cells]
             low, high = ([cell["mean"] + sign * (cell["deviation"] or 0.0) for cell in cells] for sign in (-1, 1))
             spec = alive[0].about["model"].get("scheme")
-            found.append(Line(group.name, spec, self.lengths, middle, low, high, alive[0].train_length))
-        return found
+            lines.append(Line(group.name, spec, self.lengths, middle, low, high, train_length=alive[0].train_length))
+        return lines
 
     def notes(self) -> list[str]:
-        first, found = self.groups[0].name, []
+        """Legend of the marks, and the seeds that diverged or are missing."""
+        tests = []
         if self.over_seeds:
-            found.append(f"paired two-sided t-test over seeds, p < {ALPHA:g}, not corrected")
+            tests.append(f"paired two-sided t-test over seeds, p < {ALPHA:g}, not corrected")
         if any(cell.get("pairs", 2) < 2 for cell in self.cells) and self.within:
             unit = self.within[0]["resampled"]
-            found.append(f"one seed: sign flips of whole {unit}, p < {ALPHA:g} after Holm")
-        if found:
-            found = [f"† {first} is significantly better, * significantly worse ({'; '.join(found)})."]
-        everyone = {seed for group in self.groups for seed in group.seeds()}
+            tests.append(f"one seed: sign-flip test over {unit}, p < {ALPHA:g} after Holm correction")
+        first, notes = self.groups[0].name, []
+        if tests:
+            notes.append(f"† {first} is significantly better, * significantly worse ({'; '.join(tests)}).")
+        all_seeds = {seed for group in self.groups for seed in group.seeds()}
         for group in self.groups:
-            if lost := group.diverged():
-                found.append(f"{group.name}: diverged with seed {', '.join(map(str, lost))}.")
-            missing = everyone - group.members.keys()
+            if diverged := group.diverged():
+                notes.append(f"{group.name}: diverged with seed {', '.join(map(str, diverged))}.")
+            missing = all_seeds - group.members.keys()
             if missing and FOREIGN not in group.members:
-                found.append(f"{group.name}: no result for seed {', '.join(map(str, sorted(missing)))}.")
-        return found
+                notes.append(f"{group.name}: no result for seed {', '.join(map(str, sorted(missing)))}.")
+        return notes
 
     @property
     def over_seeds(self) -> bool:
-        """Whether some group shares two seeds or more with the reference."""
+        """Whether any group shares two or more seeds with the reference."""
         return any(cell.get("pairs", 0) >= 2 for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
@@ -141,14 +144,14 @@ class Comparison:
 
 
 def compare(evaluations: Sequence[Evaluation], by: By = "documents") -> Comparison:
-    """Group by everything but the seed; the first group is the reference."""
+    """Group evaluations by everything except the seed, and compare each group with the first."""
     groups = group(evaluations)
-    lengths = _shared(groups)
-    cells = [_summary(one, length) for one in groups for length in lengths]
+    lengths = _shared_lengths(groups)
+    cells = [_summary(member, length) for member in groups for length in lengths]
     reference = groups[0]
     tested = [cell for cell in cells if cell["group"] != reference.name]
     for cell in tested:
-        other = next(one for one in groups if one.name == cell["group"])
+        other = next(member for member in groups if member.name == cell["group"])
         cell.update(_over_seeds(other.values(cell["length"]), reference.values(cell["length"])))
     for cell, corrected in zip(tested, holm([cell["p"] for cell in tested]), strict=True):
         cell["p_holm"] = corrected
@@ -160,58 +163,63 @@ def compare(evaluations: Sequence[Evaluation], by: By = "documents") -> Comparis
 
 
 def group(evaluations: Sequence[Evaluation]) -> list[Group]:
-    """In the order of their first members."""
+    """Group evaluations by everything except the seed, in the order of their first members."""
     if not evaluations:
         raise BadInput("nothing to compare: give at least one result file")
-    found: dict[str, dict[int, Evaluation]] = {}
+    groups: dict[str, dict[int, Evaluation]] = {}
     identities: dict[str, dict[str, Any]] = {}
-    _check_comparable([one for one in evaluations if one.losses])
-    for one in _once(evaluations):
-        identity = _identity(one)
-        key = next((key for key, known in identities.items() if known == identity), str(len(identities)))
+    _check_comparable([evaluation for evaluation in evaluations if evaluation.losses])
+    for evaluation in _without_duplicates(evaluations):
+        identity = _identity(evaluation)
+        key = next((key for key, other in identities.items() if other == identity), str(len(identities)))
         identities[key] = identity
-        members = found.setdefault(key, {})
-        seed = _seed(one)
-        known = members.get(seed)
-        if known is not None and known.losses and one.losses:
-            both = known.losses.keys() & one.losses.keys()
-            if any(bool((known.losses[n] != one.losses[n]).any()) for n in both):
-                raise BadInput(f"two different results for {one.about['model']['name']} with seed {seed}")
-        if known is None or len(one.losses) > len(known.losses):  # a run that diverged once and was repaired counts
-            members[seed] = one
-    names = _names([(members[min(members)], identities[key]) for key, members in found.items()])
-    return [Group(name, members) for name, members in zip(names, found.values(), strict=True)]
+        members = groups.setdefault(key, {})
+        seed = _seed(evaluation)
+        previous = members.get(seed)
+        if previous is not None and previous.losses and evaluation.losses:
+            shared = previous.losses.keys() & evaluation.losses.keys()
+            if any(bool((previous.losses[length] != evaluation.losses[length]).any()) for length in shared):
+                raise BadInput(f"two different results for {evaluation.about['model']['name']} with seed {seed}")
+        # A run that diverged and was then repaired counts as repaired.
+        if previous is None or len(evaluation.losses) > len(previous.losses):
+            members[seed] = evaluation
+    names = _names([(members[min(members)], identities[key]) for key, members in groups.items()])
+    return [Group(name, members) for name, members in zip(names, groups.values(), strict=True)]
 
 
-def _once(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Without the results of a run's model folder where those of the run itself are there: they are one model."""
-    runs = {_weights(one) for one in evaluations if "recipe" in one.about["model"]} - {None}
-    return [one for one in evaluations if "recipe" in one.about["model"] or _weights(one) not in runs]
+def _without_duplicates(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Drop results of a run's model folder if there are results of the run itself: they are the same model."""
+    runs = {_weights(evaluation) for evaluation in evaluations if "recipe" in evaluation.about["model"]} - {None}
+    return [
+        evaluation
+        for evaluation in evaluations
+        if "recipe" in evaluation.about["model"] or _weights(evaluation) not in runs
+    ]
 
 
-def _weights(one: Evaluation) -> tuple[Any, ...] | None:
-    """What a model computes with; the same weights under another configuration are another model."""
-    model = one.about["model"]
-    return (model["weights"], model.get("configuration"), one.about["window"]) if model.get("weights") else None
+def _weights(evaluation: Evaluation) -> tuple[Any, ...] | None:
+    """Weights, configuration and window; the same weights with another configuration are another model."""
+    model = evaluation.about["model"]
+    return (model["weights"], model.get("configuration"), evaluation.about["window"]) if model.get("weights") else None
 
 
-def _seed(one: Evaluation) -> int:
-    return int(one.about["model"].get("recipe", {}).get("seed", FOREIGN))
+def _seed(evaluation: Evaluation) -> int:
+    return int(evaluation.about["model"].get("recipe", {}).get("seed", FOREIGN))
 
 
-def _identity(one: Evaluation) -> dict[str, Any]:
-    """All that defines the experiment but its seed."""
-    model = one.about["model"]
+def _identity(evaluation: Evaluation) -> dict[str, Any]:
+    """Everything that defines the experiment, except its seed."""
+    model = evaluation.about["model"]
     if "recipe" not in model:
-        known = {key: model.get(key) for key in ("name", "weights", "configuration")}
-        return {**known, "window": one.about["window"]}
+        identity = {key: model.get(key) for key in ("name", "weights", "configuration")}
+        return {**identity, "window": evaluation.about["window"]}
     recipe = {key: value for key, value in model["recipe"].items() if key not in ("seed", "corpus", "tokenizer")}
     about = {"data": model.get("data"), "scheme_source": model.get("scheme_source")}
-    return {**recipe, **about, "cache window": one.about["window"]}
+    return {**recipe, **about, "cache window": evaluation.about["window"]}
 
 
 def _check_comparable(alive: Sequence[Evaluation]) -> None:
-    """Every result must have predicted the same targets from the same text."""
+    """Raise BadInput unless all results have the same targets from the same text."""
     if not alive:
         raise BadInput("nothing to compare: every run diverged")
     first = alive[0]
@@ -221,73 +229,77 @@ def _check_comparable(alive: Sequence[Evaluation]) -> None:
         if first.about["model"].get("dtype") != other.about["model"].get("dtype"):
             differing.append("dtype")
         if differing or first.targets != other.targets:
-            a, b = (one.about["model"]["name"] for one in (first, other))
-            longest = {max(one.losses) for one in (first, other)}
-            what = ", ".join(differing) or ("the longest length" if len(longest) > 1 else "the targets that were drawn")
-            raise BadInput(f"{a} and {b} were not evaluated on the same targets: they differ in {what}")
+            name, other_name = (evaluation.about["model"]["name"] for evaluation in (first, other))
+            same_longest = max(first.losses) == max(other.losses)
+            reason = ", ".join(differing) or ("the targets that were drawn" if same_longest else "the longest length")
+            raise BadInput(f"{name} and {other_name} were not evaluated on the same targets: they differ in {reason}")
 
 
 def _names(experiments: list[tuple[Evaluation, dict[str, Any]]]) -> list[str]:
-    """Each by its model's name; where names collide, with what tells them apart."""
-    names = [one.about["model"]["name"] for one, _ in experiments]
-    found = []
+    """Model name of each experiment; where names collide, with the settings that differ."""
+    models = [evaluation.about["model"]["name"] for evaluation, _ in experiments]
+    names = []
     for index, (_, identity) in enumerate(experiments):
-        rivals = [other for at, (_, other) in enumerate(experiments) if names[at] == names[index] and at != index]
+        rivals = [
+            other for place, (_, other) in enumerate(experiments) if models[place] == models[index] and place != index
+        ]
         keys = sorted({key for other in rivals for key in identity if other.get(key) != identity[key]})
         details = ", ".join(f"{key} {str(identity[key])[:12]}" for key in keys)
-        found.append(f"{names[index]} ({details})" if details else names[index])
-    return found
+        names.append(f"{models[index]} ({details})" if details else models[index])
+    return names
 
 
-def _shared(groups: list[Group]) -> list[int]:
-    """The lengths that all have."""
-    return sorted(set.intersection(*(set(one.losses) for group in groups for one in group.alive().values())))
+def _shared_lengths(groups: list[Group]) -> list[int]:
+    """Lengths that all evaluations have."""
+    return sorted(set.intersection(*(set(member.losses) for group in groups for member in group.alive().values())))
 
 
-def _summary(one: Group, length: int) -> dict[str, Any]:
-    values = list(one.values(length).values())
+def _summary(group: Group, length: int) -> dict[str, Any]:
+    values = list(group.values(length).values())
     return {
-        "group": one.name,
+        "group": group.name,
         "length": length,
         "seeds": len(values),
-        "diverged": len(one.diverged()),
-        "mean": plain.fmean(values) if values else None,
-        "deviation": plain.stdev(values) if len(values) > 1 else None,
+        "diverged": len(group.diverged()),
+        "mean": fmean(values) if values else None,
+        "deviation": stdev(values) if len(values) > 1 else None,
         "mark": "",
     }
 
 
 def _over_seeds(values: dict[int, float], reference: dict[int, float]) -> dict[str, Any]:
+    """Paired t-test over the seeds that both groups have."""
     shared = sorted(values.keys() & reference.keys())
     if not shared:
         return {"pairs": 0, "difference": None, "t": None, "p": None, "reason": "no seed in common"}
-    found = paired_t([values[seed] for seed in shared], [reference[seed] for seed in shared])
-    t = finite(found.statistic)
-    return {"pairs": len(shared), "difference": found.difference, "t": t, "p": found.p, "reason": found.reason}
+    test = paired_t([values[seed] for seed in shared], [reference[seed] for seed in shared])
+    t = finite(test.statistic)
+    return {"pairs": len(shared), "difference": test.difference, "t": t, "p": test.p, "reason": test.reason}
 
 
-def _pairs(other: Group, reference: Group) -> list[tuple[int, Evaluation, Evaluation]]:
-    """Results of the same seed; one without a seed goes with every seed of the other side."""
-    ours, theirs = other.alive(), reference.alive()
-    found = [(seed, ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
-    if not found and FOREIGN in ours:
-        found = [(seed, ours[FOREIGN], one) for seed, one in sorted(theirs.items())]
-    if not found and FOREIGN in theirs:
-        found = [(seed, one, theirs[FOREIGN]) for seed, one in sorted(ours.items())]
-    return found
+def _pairs(group: Group, reference: Group) -> list[tuple[int, Evaluation, Evaluation]]:
+    """Results of the same seed; a result without a seed is paired with every seed of the other group."""
+    left, right = group.alive(), reference.alive()
+    pairs = [(seed, left[seed], right[seed]) for seed in sorted(left.keys() & right.keys())]
+    if not pairs and FOREIGN in left:
+        pairs = [(seed, left[FOREIGN], evaluation) for seed, evaluation in sorted(right.items())]
+    if not pairs and FOREIGN in right:
+        pairs = [(seed, evaluation, right[FOREIGN]) for seed, evaluation in sorted(left.items())]
+    return pairs
 
 
-def _within(other: Group, reference: Group, length: int, by: By) -> list[dict[str, Any]]:
+def _within(group: Group, reference: Group, length: int, by: By) -> list[dict[str, Any]]:
+    """Bootstrap interval and sign-flip test within each seed."""
     rows = []
-    for seed, ours, theirs in _pairs(other, reference):
-        differences_N = differences(ours.quantities(length), theirs.quantities(length))
-        units_N = np.arange(len(differences_N)) if by == "tokens" else ours.documents
-        interval, boot = bootstrap_difference(differences_N, units_N)
+    for seed, evaluation, other in _pairs(group, reference):
+        differences_N = differences(evaluation.quantities(length), other.quantities(length))
+        units_N = np.arange(len(differences_N)) if by == "tokens" else evaluation.documents
+        interval, bootstrap = bootstrap_difference(differences_N, units_N)
         flip = sign_flip(differences_N, units_N)
         low, high = map(finite, interval)
         rows.append(
             {
-                "group": other.name,
+                "group": group.name,
                 "length": length,
                 "seed": None if seed == FOREIGN else seed,
                 "resampled": by,
@@ -295,7 +307,7 @@ def _within(other: Group, reference: Group, length: int, by: By) -> list[dict[st
                 "difference": flip.difference,
                 "low": low,
                 "high": high,
-                "p_bootstrap": boot.p,
+                "p_bootstrap": bootstrap.p,
                 "p": flip.p,
                 "reason": flip.reason,
             }
@@ -304,7 +316,7 @@ def _within(other: Group, reference: Group, length: int, by: By) -> list[dict[st
 
 
 def _mark(tested: list[dict[str, Any]], within: list[dict[str, Any]]) -> None:
-    """† where the reference is better, * where it is worse; from documents where there is one seed only."""
+    """Set † if the reference is better, * if it is worse: by the test over seeds, or over documents if one seed."""
     for cell in tested:
         p, difference = cell["p"], cell["difference"]
         if cell["pairs"] < 2:
@@ -328,5 +340,5 @@ def _number(value: Any) -> str:
 
 
 def places(value: float) -> int:
-    """Three digits that matter."""
+    """Number of decimal places that shows three significant digits of a value of at least 1."""
     return max(0, 2 - int(math.log10(max(value, 1))))

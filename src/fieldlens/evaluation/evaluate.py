@@ -1,4 +1,4 @@
-"""Perplexity of the same targets against the number of tokens before them."""
+"""Perplexity of a fixed set of targets against the number of preceding tokens."""
 
 import hashlib
 import time
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fieldlens.core.errors import BadInput
 from fieldlens.evaluation.protocols import Anchor, draw, eligible
-from fieldlens.evaluation.protocols import protocol as named
+from fieldlens.evaluation.protocols import protocol as find_protocol
 from fieldlens.evaluation.result import Evaluation, Plan
 from fieldlens.evaluation.runner import EvaluationRunner, Watch
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, check_causal, eval_mode, weights_hash
-from fieldlens.storage.content_cache import digest
 from fieldlens.storage.provenance import provenance
+from fieldlens.storage.sealed import digest
 
 
 def perplexity(
@@ -35,23 +35,46 @@ def perplexity(
     batch: int | None = None,
     **options: int,
 ) -> Evaluation:
-    """Perplexity against context length of a Decoder, a transformers model, or a function from ids to logits.
+    """Perplexity of a model against context length.
 
-    `tokens` is one document, a 1-D tensor of ids, or a list of them. Options are the protocol's: k, stride.
+    Parameters
+    ----------
+    model
+        A Decoder, a transformers model, or a function from token ids to logits.
+    tokens
+        Token ids: a 1-D tensor, or a list of them, one per document.
+    lengths
+        Context lengths: numbers of input tokens.
+    segments
+        Number of segments to draw.
+    protocol
+        last-token, last-k, non-overlapping, sliding or by-position.
+    window
+        Limit attention in every layer to this many keys.
+    target_seed
+        Seed for drawing the targets.
+    train_length
+        Training length of the model; default: the one in its configuration.
+    bos
+        Token id put before every context; not counted in its length.
+    batch
+        Maximum batch size; default: as large as memory allows.
+    **options
+        Options of the protocol: k for last-k, stride for sliding.
     """
     documents = [tokens] if isinstance(tokens, Tensor) else list(tokens)
     for document in documents:
         if not isinstance(document, Tensor) or document.ndim != 1 or document.is_floating_point():
-            raise BadInput("tokens are a 1-D tensor of whole numbers, or a list of them, one for each document")
-    plan = Plan(named(protocol, **options), tuple(lengths), segments, target_seed, window, bos)
+            raise BadInput("tokens must be a 1-D integer tensor, or a list of them, one per document")
+    plan = Plan(find_protocol(protocol, **options), tuple(lengths), segments, target_seed, window, bos)
     arrays = [document.cpu().numpy() for document in documents]
     text = hashlib.sha256(b"|".join(document.astype(np.int64).tobytes() for document in arrays)).hexdigest()
     with eval_mode(model):
-        one = adapt(model)
+        adapter = adapt(model)
         weights = weights_hash(model) if isinstance(model, nn.Module) else None
-        check_causal(one)
-        known = {"name": one.name, "train_length": train_length or one.train_length, "weights": weights}
-        return evaluate(one, arrays, plan, about={"model": known, "data": {"text": text}}, batch=batch)
+        check_causal(adapter)
+        record = {"name": adapter.name, "train_length": train_length or adapter.train_length, "weights": weights}
+        return evaluate(adapter, arrays, plan, about={"model": record, "data": {"text": text}}, batch=batch)
 
 
 def evaluate(
@@ -67,21 +90,39 @@ def evaluate(
     journal: Path | None = None,
     watch: Watch = lambda event: None,
 ) -> Evaluation:
-    """The losses that a plan asks for. A journal keeps what is done, so that an interrupted evaluation goes on.
+    """Compute the losses of a plan.
 
-    Anchors are drawn unless given. `names` are what the result calls the targets, if not by their tokens.
+    Parameters
+    ----------
+    about
+        Record of model and text, to be stored in the result.
+    anchors
+        Anchors of the segments; drawn from the documents if None.
+    sizes
+        Number of bytes of every token, by document.
+    names
+        Identifiers of the targets in the result, if not their positions in tokens.
+    batch
+        Maximum batch size; default: as large as memory allows.
+    journal
+        File for partial results, from which an interrupted evaluation resumes.
+    watch
+        Called with progress events.
     """
     check(adapter, documents, plan)
     if anchors is None:
         anchors = draw_anchors(documents, plan)
     if batch is not None and batch < 1:
-        raise BadInput(f"batch is {batch}: at least 1 is needed")
-    excerpts = {n: [w for a in anchors for w in plan.protocol.excerpts(a, n, plan.longest)] for n in plan.lengths}
+        raise BadInput(f"batch must be at least 1, got {batch}")
+    excerpts = {
+        length: [excerpt for anchor in anchors for excerpt in plan.protocol.excerpts(anchor, length, plan.longest)]
+        for length in plan.lengths
+    }
     same = plan.protocol.same_targets
-    kept = [target for one in excerpts[plan.longest] for target in one.targets()] if same else anchors
+    targets = [target for excerpt in excerpts[plan.longest] for target in excerpt.targets()] if same else anchors
     start = time.perf_counter()
-    work = EvaluationRunner(adapter, documents, plan, excerpts, batch, journal, watch)
-    losses_LN = work.run()
+    runner = EvaluationRunner(adapter, documents, plan, excerpts=excerpts, batch=batch, journal=journal, watch=watch)
+    losses_LN = runner.run()
     dtype = torch.float64 if adapter.dtype == torch.float64 else torch.float32
     losses = dict(zip(plan.lengths, torch.from_numpy(losses_LN).to(dtype), strict=True))
     about = {
@@ -91,30 +132,34 @@ def evaluate(
         **provenance(adapter.device),
         "seconds": time.perf_counter() - start,
     }
-    bytes_N = np.array([sizes[d][o] for d, o in kept], np.uint16) if sizes is not None and same else None
-    return Evaluation(about, losses, names or kept, bytes_N)
+    bytes_N = (
+        np.array([sizes[document][offset] for document, offset in targets], np.uint16)
+        if sizes is not None and same
+        else None
+    )
+    return Evaluation(about, losses, names or targets, bytes_N)
 
 
 def check(adapter: ModelAdapter, documents: Sequence[np.ndarray], plan: Plan) -> None:
-    """Refuse before any computing what cannot be computed."""
+    """Raise BadInput if the model cannot evaluate this plan on these documents."""
     adapter.check_window(plan.window)
-    begins = plan.bos is not None
-    if adapter.limit is not None and plan.longest + begins > adapter.limit:
-        more = " and a token before it" if begins else ""
+    has_bos = plan.bos is not None
+    if adapter.limit is not None and plan.longest + has_bos > adapter.limit:
+        bos = " plus BOS" if has_bos else ""
         raise BadInput(
-            f"length {plan.longest}{more} is beyond the {adapter.limit} positions that {adapter.name} has: "
-            f"at most {adapter.limit - begins} can be asked for"
+            f"length {plan.longest}{bos} exceeds the {adapter.limit} positions of {adapter.name}: "
+            f"use at most {adapter.limit - has_bos}"
         )
     if plan.bos is not None and not 0 <= plan.bos < adapter.vocab_size:
-        raise BadInput(f"bos {plan.bos} is outside the vocabulary of {adapter.vocab_size} of {adapter.name}")
+        raise BadInput(f"bos {plan.bos} is outside the vocabulary of {adapter.name}, 0 to {adapter.vocab_size - 1}")
     if not documents or not any(len(document) for document in documents):
-        raise BadInput("there is no text: every document is empty")
-    some = [document for document in documents if len(document)]
-    adapter.check_ids(min(int(ids.min()) for ids in some), max(int(ids.max()) for ids in some))
+        raise BadInput("no text: all documents are empty")
+    filled = [document for document in documents if len(document)]
+    adapter.check_ids(min(int(ids.min()) for ids in filled), max(int(ids.max()) for ids in filled))
 
 
 def draw_anchors(documents: Sequence[np.ndarray], plan: Plan) -> list[Anchor]:
-    """The anchors of a plan: tokens deep enough in their documents, drawn by the target seed."""
+    """Draw the anchors of a plan from all eligible tokens, by its target seed."""
     lengths = [len(document) for document in documents]
     spans = eligible(lengths, plan.protocol, plan.longest)
     if not any(span.anchors for span in spans):
@@ -126,7 +171,7 @@ def draw_anchors(documents: Sequence[np.ndarray], plan: Plan) -> list[Anchor]:
 
 
 def address(about: dict[str, Any], plan: Plan) -> str:
-    """Names an evaluation by all that its numbers depend on."""
+    """Hash of everything that the numbers of an evaluation depend on."""
     model = {key: about["model"][key] for key in ("weights", "configuration", "dtype")}
     text = {key: about[key] for key in ("data", "tokenizer", "align", "drawn") if key in about}
     return digest({"model": model, **text, **plan.about()})[:16]

@@ -1,7 +1,7 @@
-"""Protocols: which tokens are predicted, and from how many before them.
+"""Evaluation protocols: which tokens are predicted, and from how many preceding tokens.
 
-A length is the number of input tokens; the target is one more. An anchor is a place in a document; a protocol turns it
-into excerpts of input, the same targets at every length. A protocol's version changes when its numbers would.
+A length is the number of input tokens; the target is the token after them. An anchor is a position in a document. A
+protocol turns an anchor into excerpts, with the same targets at every length. Its version changes when its numbers do.
 """
 
 import random
@@ -14,7 +14,7 @@ from fieldlens.core.errors import BadInput, unknown
 
 
 class Anchor(NamedTuple):
-    """A place in a document, counted in tokens."""
+    """A position in a document, in tokens."""
 
     document: int
     offset: int
@@ -34,7 +34,7 @@ class Excerpt(NamedTuple):
 
 @dataclass(frozen=True)
 class Protocol(ABC):
-    """How anchors become excerpts."""
+    """Base class: turns anchors into excerpts."""
 
     name: ClassVar[str]
     version: ClassVar[int]
@@ -42,19 +42,19 @@ class Protocol(ABC):
     """Whether every length predicts the same tokens, so that lengths can be compared."""
 
     def room(self, longest: int) -> tuple[int, int]:
-        """How many tokens of its document an anchor must have before it, and after it."""
+        """Number of tokens of the same document that an anchor needs before it and after it."""
         return longest, 0
 
     def step(self, longest: int) -> int:
-        """How far apart anchors lie, so that no target is drawn twice."""
+        """Distance between neighbouring anchors, such that no target is drawn twice."""
         return 1
 
     @abstractmethod
     def excerpts(self, anchor: Anchor, length: int, longest: int) -> list[Excerpt]:
-        """The excerpts of one anchor at one length."""
+        """Excerpts of one anchor at one length."""
 
     def check(self, lengths: Sequence[int]) -> None:  # noqa: B027
-        """Refuse lengths that the options do not allow."""
+        """Raise BadInput if the options do not allow these lengths."""
 
     def about(self) -> dict[str, Any]:
         return {"name": self.name, "version": self.version, **asdict(self)}
@@ -62,7 +62,7 @@ class Protocol(ABC):
 
 @dataclass(frozen=True)
 class LastToken(Protocol):
-    """The paper's: one target, predicted from the `length` tokens before it."""
+    """One target, predicted from the `length` tokens before it; the paper's protocol."""
 
     name, version = "last-token", 1
 
@@ -72,7 +72,7 @@ class LastToken(Protocol):
 
 @dataclass(frozen=True)
 class LastK(Protocol):
-    """The last k tokens of an excerpt of `length` inputs, each from what is before it in the excerpt."""
+    """The last k tokens of an excerpt of `length` inputs, each predicted from the tokens before it in the excerpt."""
 
     name, version = "last-k", 1
     k: int = 16
@@ -85,17 +85,17 @@ class LastK(Protocol):
 
     def check(self, lengths: Sequence[int]) -> None:
         if not 1 <= self.k <= min(lengths):
-            raise BadInput(f"k is {self.k}: from 1 to the shortest length, {min(lengths)}, is needed")
+            raise BadInput(f"k must be between 1 and the shortest length, {min(lengths)}, got {self.k}")
 
 
 @dataclass(frozen=True)
 class NonOverlapping(Protocol):
-    """A stretch of `longest` targets cut into excerpts of `length`: the first targets of each see little."""
+    """`longest` consecutive targets, cut into excerpts of `length`; the first targets of each have little context."""
 
     name, version = "non-overlapping", 1
 
     def room(self, longest: int) -> tuple[int, int]:
-        return longest, longest - 1  # one before would do, but so the stretches are those of `sliding`
+        return longest, longest - 1  # one token before would be enough, but this gives the same targets as `sliding`
 
     def step(self, longest: int) -> int:
         return longest
@@ -109,7 +109,7 @@ class NonOverlapping(Protocol):
 
 @dataclass(frozen=True)
 class Sliding(Protocol):
-    """The same stretch, in excerpts that move on by a stride; the last `stride` targets of each count."""
+    """`longest` consecutive targets, in excerpts of `length` shifted by a stride; the last `stride` of each count."""
 
     name, version = "sliding", 1
     stride: int = 32
@@ -121,21 +121,21 @@ class Sliding(Protocol):
         return longest
 
     def excerpts(self, anchor: Anchor, length: int, longest: int) -> list[Excerpt]:
-        found = []
+        excerpts = []
         for done in range(0, longest, self.stride):
             scored = min(self.stride, longest - done)
             last = anchor.offset + done + scored - 1
-            found.append(Excerpt(anchor.document, last - length, last, scored))
-        return found
+            excerpts.append(Excerpt(anchor.document, last - length, last, scored))
+        return excerpts
 
     def check(self, lengths: Sequence[int]) -> None:
         if not 1 <= self.stride <= min(lengths):
-            raise BadInput(f"stride is {self.stride}: from 1 to the shortest length, {min(lengths)}, is needed")
+            raise BadInput(f"stride must be between 1 and the shortest length, {min(lengths)}, got {self.stride}")
 
 
 @dataclass(frozen=True)
 class ByPosition(Protocol):
-    """A text from one beginning, and the token at each distance from it: other targets at every length."""
+    """One target, `length` tokens after a fixed start; every length has other targets."""
 
     name, version = "by-position", 1
     same_targets = False
@@ -153,19 +153,19 @@ PROTOCOLS: dict[str, type[Protocol]] = {
 
 
 def protocol(name: str, **options: Any) -> Protocol:
-    """A protocol by its name; options that are None keep their defaults."""
+    """Return a protocol by name; options that are None keep their defaults."""
     if name not in PROTOCOLS:
         raise unknown("protocol", name, PROTOCOLS)
-    given = {key: value for key, value in options.items() if value is not None}
+    settings = {key: value for key, value in options.items() if value is not None}
     fields = PROTOCOLS[name].__dataclass_fields__
-    for key in given:
+    for key in settings:
         if key not in fields:
             raise BadInput(f"protocol '{name}' has no option '{key}'")
-    return PROTOCOLS[name](**given)
+    return PROTOCOLS[name](**settings)
 
 
 class Eligible(NamedTuple):
-    """The anchors of one document that have room: `first` and those a step after each other, `anchors` in all."""
+    """Eligible anchors of one document: `anchors` positions from `first` on, `step` apart."""
 
     first: int
     anchors: int
@@ -173,34 +173,34 @@ class Eligible(NamedTuple):
 
 
 def eligible(lengths: Sequence[int], protocol: Protocol, longest: int) -> list[Eligible]:
-    """The anchors with room, document by document, from the documents' lengths."""
+    """Eligible anchors of every document, from the documents' lengths in tokens."""
     before, after = protocol.room(longest)
     step = protocol.step(longest)
     return [Eligible(before, max(0, -(-(length - before - after) // step)), step) for length in lengths]
 
 
 def draw(spans: Sequence[Eligible], count: int, seed: int, unit: str = "tokens") -> list[Anchor]:
-    """So many distinct anchors, by a seed, the same on every machine and in every version of Python."""
+    """Draw anchors without replacement; a seed gives the same anchors on every machine and Python version."""
     total = sum(span.anchors for span in spans)
     if count < 1:
-        raise BadInput(f"segments is {count}: at least 1 is needed")
+        raise BadInput(f"segments must be at least 1, got {count}")
     if count > total:
         raise BadInput(
-            f"{count} segments are wanted, but only {total} {unit} lie deep enough in a document: "
-            "give fewer --segments, shorter lengths or more text"
+            f"segments must be at most {total}, the number of eligible {unit} in this text, got {count}: "
+            "use fewer --segments, shorter lengths or more text"
         )
-    chance = random.Random(seed)
+    generator = random.Random(seed)
     moved: dict[int, int] = {}
     picked = []
-    for place in range(count):  # the first steps of a shuffle; of Random only random() keeps its numbers for ever
-        other = place + int(chance.random() * (total - place))
+    for index in range(count):  # a partial Fisher-Yates shuffle; Python guarantees the numbers of random() only
+        other = index + int(generator.random() * (total - index))
         picked.append(moved.get(other, other))
-        moved[other] = moved.get(place, place)
-    found, documents, passed = [], iter(enumerate(spans)), 0
+        moved[other] = moved.get(index, index)
+    anchors, documents, passed = [], iter(enumerate(spans)), 0
     document, span = next(documents)
     for number in sorted(picked):
         while number >= passed + span.anchors:
             passed += span.anchors
             document, span = next(documents)
-        found.append(Anchor(document, span.first + (number - passed) * span.step))
-    return found
+        anchors.append(Anchor(document, span.first + (number - passed) * span.step))
+    return anchors

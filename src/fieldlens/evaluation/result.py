@@ -1,10 +1,10 @@
-"""The result of an evaluation: the loss of every target at every length, and what was asked."""
+"""The result of an evaluation: the loss of every target at every length, with the plan and the model."""
 
 import math
 import operator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,17 +14,20 @@ from fieldlens.core.errors import BadInput
 from fieldlens.evaluation.protocols import Anchor, Protocol
 from fieldlens.evaluation.statistics import bootstrap_mean, finite
 from fieldlens.evaluation.verdict import judge
-from fieldlens.storage.results import read_arrays, read_json, write_arrays, write_json
+from fieldlens.storage.results import read_result, write_result
 from fieldlens.training.loss import LARGEST
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 FEW = 10
-"""With fewer documents than this segments are resampled one by one: a weaker argument, and said so."""
+"""With fewer documents than this, segments are resampled instead, which assumes that they are independent."""
 KIND = "fieldlens evaluation"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked: everything but the model and the text."""
+    """What is evaluated: everything but the model and the text."""
 
     protocol: Protocol
     lengths: tuple[int, ...]
@@ -32,7 +35,7 @@ class Plan:
     target_seed: int = 0
     window: int | None = None
     bos: int | None = None
-    """A token that heads every context, and is not counted."""
+    """A token that is put before every context and not counted in its length."""
 
     def __post_init__(self) -> None:
         try:
@@ -41,11 +44,9 @@ class Plan:
                 value = getattr(self, key)
                 object.__setattr__(self, key, None if value is None else operator.index(value))
         except TypeError:
-            raise BadInput("lengths, segments, seed and window are whole numbers") from None
+            raise BadInput("lengths, segments, seed and window must be integers") from None
         if not lengths or lengths[0] < 1:
-            raise BadInput(
-                f"lengths are {', '.join(map(str, self.lengths)) or 'none'}: whole numbers from 1 are needed"
-            )
+            raise BadInput(f"lengths must be integers of at least 1, got {', '.join(map(str, self.lengths)) or 'none'}")
         object.__setattr__(self, "lengths", tuple(lengths))
         self.protocol.check(lengths)
 
@@ -54,6 +55,11 @@ class Plan:
         return self.lengths[-1]
 
     def about(self) -> dict[str, Any]:
+        """What decides the numbers, as results record it.
+
+        Results are found by the hash of this. A field that is added later must be left out where it has its default,
+        so that the hashes of earlier results stay valid.
+        """
         return {
             "protocol": self.protocol.about(),
             "lengths": list(self.lengths),
@@ -64,15 +70,15 @@ class Plan:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
-    """The loss of every target at every length, and what was asked of which model on which text."""
+    """The loss of every target at every length, with a record of plan, model and text in `about`."""
 
     about: dict[str, Any]
     losses: dict[int, Tensor]
     """Negative log-likelihoods in nats, in the order of the targets."""
     targets: list[Anchor]
-    """(document, offset) of each target; where targets differ by length, of the text's beginning."""
+    """(document, offset) of each target; where targets differ by length, of the start of the context."""
     sizes: np.ndarray | None = field(default=None, repr=False)
     """Bytes of each target."""
 
@@ -81,21 +87,21 @@ class Evaluation:
         return np.array([target.document for target in self.targets])
 
     def units(self) -> tuple[np.ndarray, str]:
-        """Which targets are resampled together: those of a document, or of a segment where documents are too few."""
+        """Which targets are resampled together: those of a document, or of a segment if there are few documents."""
         documents_N = self.documents
         if len(set(documents_N.tolist())) >= FEW:
             return documents_N, "documents"
-        each = max(1, len(documents_N) // self.about["segments"])
-        return np.arange(len(documents_N)) // each, "segments"
+        per_segment = max(1, len(documents_N) // self.about["segments"])
+        return np.arange(len(documents_N)) // per_segment, "segments"
 
     @property
     def table(self) -> dict[int, float]:
         """Perplexity by length."""
-        return {length: _exp(float(found.double().mean())) for length, found in self.losses.items()}
+        return {length: _exp(float(losses.double().mean())) for length, losses in self.losses.items()}
 
     @property
     def by_bytes(self) -> bool:
-        """Whether bytes were drawn, not tokens, to compare models with different tokenizers."""
+        """Whether targets are bytes, not tokens, to compare models with different tokenizers."""
         return self.about.get("align") == "bytes"
 
     @property
@@ -106,28 +112,28 @@ class Evaluation:
         if self.by_bytes:
             return {length: float(self.quantities(length).mean()) for length in self.losses}
         total = math.log(2) * float(self.sizes.sum())
-        return {length: float(found.double().sum()) / total for length, found in self.losses.items()}
+        return {length: float(losses.double().sum()) / total for length, losses in self.losses.items()}
 
     def quantities(self, length: int) -> np.ndarray:
-        """What is averaged and compared: nats of each target; of a byte, its even share of its token's bits."""
+        """The value of each target: its loss in nats, or for a byte its share of its token's bits."""
         losses_N = self.losses[length].double().numpy()
         return losses_N / self.sizes / math.log(2) if self.by_bytes else losses_N
 
     def score(self, length: int) -> float:
-        """The number that tables show: perplexity, or bits per byte where bytes were drawn."""
+        """The number in tables: perplexity, or bits per byte if targets are bytes."""
         mean = float(self.quantities(length).mean())
         return mean if self.by_bytes else _exp(mean)
 
     @property
     def quantity(self) -> str:
-        """What `score` is."""
+        """The name of the number in tables."""
         return "bits per byte" if self.by_bytes else "perplexity"
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per length: what tables show with its 95 % interval, the mean loss, and bits per byte."""
+        """One row per length: the score with its 95 % interval, the mean loss, and bits per byte."""
         bits = self.bits_per_byte
         units_N, unit = self.units()
-        found = []
+        rows = []
         for length, losses in self.losses.items():
             interval = bootstrap_mean(self.quantities(length), units_N)
             low, high = interval if self.by_bytes or not all(map(math.isfinite, interval)) else map(_exp, interval)
@@ -141,8 +147,8 @@ class Evaluation:
             }
             if bits:
                 row.setdefault("bits_per_byte", bits[length])
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     @property
     def train_length(self) -> int | None:
@@ -150,19 +156,19 @@ class Evaluation:
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """What becomes of the model past its training length, with the evidence."""
+        """How the loss changes past the training length, with the evidence."""
         if not self.about["protocol"].get("same_targets", True):
-            return {"verdict": None, "reason": "this protocol predicts other targets at each length"}
+            return {"verdict": None, "reason": "this protocol predicts different targets at each length"}
         if self.by_bytes:
-            return {"verdict": None, "reason": "bytes were drawn: a verdict needs --align tokens"}
-        losses = {length: found.double().numpy() for length, found in self.losses.items()}
+            return {"verdict": None, "reason": "a verdict needs --align tokens"}
+        losses = {length: values.double().numpy() for length, values in self.losses.items()}
         return judge(losses, *self.units(), self.train_length)
 
-    def plot(self) -> Any:
-        """A figure of perplexity against length."""
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Plot perplexity against length on `ax`, by default on a new figure; return the matplotlib Axes."""
         from fieldlens.reporting.plots import perplexity_lines
 
-        return perplexity_lines([self.line()], self.quantity)
+        return perplexity_lines([self.line()], self.quantity, ax)
 
     def line(self) -> Any:
         """The evaluation as a line of a figure."""
@@ -173,6 +179,29 @@ class Evaluation:
         lengths, middle, low, high = ([row[key] for row in rows] for key in keys)
         return Line(model["name"], model.get("scheme"), lengths, middle, low, high, self.train_length)
 
+    def to_frame(self) -> Any:
+        """One row per length as a pandas DataFrame."""
+        from fieldlens.reporting.table import to_frame
+
+        return to_frame(self.rows())
+
+    def __repr__(self) -> str:
+        if not self.losses:
+            return f"Evaluation({self.about['model']['name']}: diverged)"
+        scores = ", ".join(f"{length}: {self.score(length):.4g}" for length in self.losses)
+        return f"Evaluation({self.about['model']['name']}, {self.quantity} {{{scores}}}, {len(self.targets)} targets)"
+
+    def _repr_html_(self) -> str:
+        from fieldlens.reporting.table import Table
+
+        name, verdict = self.about["model"]["name"], self.verdict if self.losses else {"verdict": "diverged"}
+        cells = [
+            [str(row["length"]), f"{self.score(row['length']):.4g}", *(_shown(row[key]) for key in ("low", "high"))]
+            for row in self.rows()
+        ]
+        notes = [f"verdict: {verdict['verdict'] or verdict['reason']}"]
+        return Table(["length", self.quantity, "95 % low", "95 % high"], cells, name, notes).html()
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the losses of single targets."""
         if not self.losses:
@@ -182,60 +211,56 @@ class Evaluation:
         return {"kind": KIND, **self.about, **counts, "results": self.rows(), "verdict": self.verdict}
 
     def save(self, path: Path) -> None:
-        """Write a JSON file, and the losses beside it."""
+        """Write a sealed JSON file, with the losses beside it."""
         arrays = {
             "losses": torch.stack(list(self.losses.values())).numpy(),
             "targets": np.array(self.targets, np.int32),
             **({"sizes": self.sizes} if self.sizes is not None else {}),
         }
-        write_arrays(losses_file(path), arrays)
-        write_json(path, self.to_json())
-
-
-def losses_file(path: Path) -> Path:
-    return path.with_suffix(".npz")
+        write_result(path, self.to_json(), arrays)
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """An evaluation that was saved."""
-    about = read_json(path)
+    """A saved evaluation, verified."""
+    about, arrays = read_result(path)
     if about.get("kind") != KIND:
         raise BadInput(f"{path} is not the result of an evaluation")
     try:
         _check_about(about)
         if about.get("state") == "diverged":
             return Evaluation(about, {}, [])
-        arrays = read_arrays(losses_file(path))
-        losses = dict(zip(about["lengths"], torch.from_numpy(arrays["losses"]), strict=True))
-        targets = [Anchor(*row) for row in arrays["targets"].tolist()]
-        if arrays["losses"].shape != (len(about["lengths"]), about["targets"]) or len(targets) != about["targets"]:
-            raise ValueError(
-                f"{about['targets']} targets are announced, losses have the shape {arrays['losses'].shape}"
-            )
-        if not np.isfinite(arrays["losses"]).all():
+        losses_LN, targets = arrays["losses"], [Anchor(*row) for row in arrays["targets"].tolist()]
+        losses = dict(zip(about["lengths"], torch.from_numpy(losses_LN), strict=True))
+        if losses_LN.shape != (len(about["lengths"]), about["targets"]) or len(targets) != about["targets"]:
+            raise ValueError(f"expected {about['targets']} targets, the losses have the shape {losses_LN.shape}")
+        if not np.isfinite(losses_LN).all():
             raise ValueError("some losses are not finite")
         for key in ("results", "verdict", "targets", "documents"):
             del about[key]
+    except BadInput:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, BadInput):
-            raise
-        what = f"is not a whole result of an evaluation ({type(error).__name__}: {error})"
-        raise BadInput(f"{path} {what}: delete it, and what made it makes it again") from None
+        problem = f"is not a complete result of an evaluation ({type(error).__name__}: {error})"
+        raise BadInput(f"{path} {problem}: delete it and re-run the command") from None
     return Evaluation(about, losses, targets, arrays.get("sizes"))
 
 
 def _check_about(about: dict[str, Any]) -> None:
-    """What every reader relies on; raises what is wrong."""
+    """Check the keys that every reader needs."""
     model = about["model"]
     if not isinstance(model["name"], str):
-        raise TypeError("a name that is no text")
+        raise TypeError("the name is not a string")
     int(model.get("recipe", {}).get("seed", 0))
     if about.get("state") != "diverged":
         if not all(isinstance(length, int) for length in about["lengths"]):
-            raise TypeError("a length that is no number")
+            raise TypeError("a length is not a number")
         _ = about["protocol"]["name"], about["segments"], about["targets"], model["train_length"]
 
 
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
 def _exp(mean: float) -> float:
-    """The perplexity of a mean loss; infinite where no number is large enough."""
+    """The perplexity of a mean loss; inf on overflow."""
     return math.exp(mean) if mean < LARGEST else math.inf

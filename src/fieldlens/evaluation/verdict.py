@@ -1,11 +1,11 @@
-"""The verdict: what becomes of a model's loss past its training length, with the evidence.
+"""The verdict: how a model's loss changes past its training length L_tr, with the evidence.
 
-d(L) is the mean over targets of NLL(L) - NLL(L_tr), tested by flipping the signs of whole documents, and corrected by
-Holm over the lengths past L_tr.
+d(L) is the mean over targets of NLL(L) - NLL(L_tr), tested by a sign-flip test over documents, Holm-corrected over the
+lengths past L_tr.
 
-improves: some d < 0 is significant, none > 0. holds: none is significant. drifts: some d > 0 is significant, and
-e^d < 1.5 everywhere. explodes: e^d ≥ 1.5 somewhere. No verdict: something differs, nothing explodes, and documents are
-so few that no difference could be significant.
+improves: some d < 0 is significant, no d > 0 is. holds: no d is significant. drifts: some d > 0 is significant, and
+e^d < 1.5 everywhere. explodes: e^d ≥ 1.5 somewhere. No verdict: some d is not 0, nothing explodes, and there are too
+few documents for any difference to be significant.
 """
 
 import math
@@ -21,7 +21,10 @@ EXPLOSION = 1.5
 
 
 def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_length: int | None) -> dict[str, Any]:
-    """The verdict on these losses by length; `units_N` says which targets are resampled together, as one `unit`."""
+    """Return the verdict on losses by length.
+
+    Targets with the same label in `units_N` are resampled together; `unit` names these clusters, such as "documents".
+    """
     if train_length is None:
         return {"verdict": None, "reason": "the training length is not known: give --train-length"}
     beyond = [length for length in sorted(losses) if length > train_length]
@@ -33,21 +36,21 @@ def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_l
     for length in beyond:
         differences_N = differences(losses[length], losses[train_length])
         interval, _ = bootstrap_difference(differences_N, units_N)
-        found = sign_flip(differences_N, units_N)
+        test = sign_flip(differences_N, units_N)
         low, high = map(finite, interval)
-        ratio = math.exp(min(found.difference, LARGEST))
+        ratio = math.exp(min(test.difference, LARGEST))
         evidence.append(
-            {"length": length, "difference": found.difference, "low": low, "high": high, "ratio": ratio, "p": found.p}
+            {"length": length, "difference": test.difference, "low": low, "high": high, "ratio": ratio, "p": test.p}
         )
     for row, corrected in zip(evidence, holm([row["p"] for row in evidence]), strict=True):
         row["p_holm"] = corrected
-    named, first = _name(evidence)
+    verdict, first = _classify(evidence)
     count = len(set(units_N.tolist()))
-    mute = smallest_p(count) * len(beyond) >= ALPHA and any(row["difference"] for row in evidence)
+    powerless = smallest_p(count) * len(beyond) >= ALPHA and any(row["difference"] for row in evidence)
     counted = f"{count} {unit if count > 1 else unit.removesuffix('s')}"
-    why = f"{counted} cannot make any difference significant: take more --segments"
+    reason = f"no difference can be significant with {counted}: use more --segments"
     return {
-        **({"verdict": None, "reason": why} if mute and named != "explodes" else {"verdict": named}),
+        **({"verdict": None, "reason": reason} if powerless and verdict != "explodes" else {"verdict": verdict}),
         "first": first,
         "train_length": train_length,
         "resampled": unit,
@@ -56,12 +59,12 @@ def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_l
     }
 
 
-def _name(evidence: list[dict[str, Any]]) -> tuple[str, int | None]:
-    """The verdict, and the first length that shows it."""
-    certain = [row for row in evidence if row["p_holm"] is not None and row["p_holm"] < ALPHA]
+def _classify(evidence: list[dict[str, Any]]) -> tuple[str, int | None]:
+    """Return the verdict and the first length that shows it."""
+    significant = [row for row in evidence if row["p_holm"] is not None and row["p_holm"] < ALPHA]
     exploded = [row["length"] for row in evidence if row["ratio"] >= EXPLOSION]
-    worse = [row["length"] for row in certain if row["difference"] > 0]
-    better = [row["length"] for row in certain if row["difference"] < 0]
+    worse = [row["length"] for row in significant if row["difference"] > 0]
+    better = [row["length"] for row in significant if row["difference"] < 0]
     for name, lengths in (("explodes", exploded), ("drifts", worse), ("improves", better)):
         if lengths:
             return name, lengths[0]

@@ -1,1 +1,1 @@
-"""Text of any length: sampling, engines with and without a cache, detokenizing."""
+"""Text generation: sampling, engines with and without a cache, detokenization."""

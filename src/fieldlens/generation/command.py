@@ -1,4 +1,4 @@
-"""From a model and a prompt by name to text as it comes."""
+"""The generate command: from a model name and a prompt to streamed text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ KIND = "fieldlens generation"
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What `fieldlens generate` was asked."""
+    """Options of `fieldlens generate`."""
 
     prompt: str | None = None
     file: Path | None = None
@@ -34,122 +34,120 @@ class GenerateRequest:
     window: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     past_end: bool = False
-    """Go on when the end-of-text token comes."""
+    """Continue after the end-of-text token."""
     train_length: int | None = None
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
-            raise BadInput(f"tokens is {self.tokens}: at least 1 is needed")
+            raise BadInput(f"tokens must be at least 1, got {self.tokens}")
         if (self.prompt is None) == (self.file is None):
             raise BadInput("give either --prompt TEXT or --prompt-file FILE")
 
     def text(self) -> str:
-        """The prompt: all of it, as it is."""
+        """Return the prompt, unchanged."""
         if self.file is not None:
             if not self.file.exists() or self.file.is_dir():
-                raise BadInput(f"{self.file} is no file: --prompt-file takes a text file")
+                raise BadInput(f"{self.file} is not a file: --prompt-file takes a text file")
             (text,) = File("prompt", self.file, None).documents()
         else:
             text = self.prompt or ""
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise BadInput(f"the prompt is not UTF-8 from character {error.start} on") from None
+            raise BadInput(f"the prompt is not valid UTF-8 at character {error.start}") from None
         if not text:
-            raise BadInput("the prompt is empty: at least one character is needed")
+            raise BadInput("the prompt is empty: at least one character is required")
         return text
 
 
 @dataclass(frozen=True)
 class GenerationOutput:
-    """A continuation, and how it was made."""
+    """A continuation with its statistics and provenance."""
 
     text: str
     ended: bool
-    """Whether the end-of-text token came."""
-    made: Generation
+    """Whether the end-of-text token was generated."""
+    generation: Generation
     about: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        made = self.made
+        generation = self.generation
         return {
             **self.about,
-            "mode": made.plan.mode,
-            "window": made.plan.window,
-            "notes": list(made.plan.notes),
+            "mode": generation.plan.mode,
+            "window": generation.plan.window,
+            "notes": list(generation.plan.notes),
             "text": self.text,
-            "ids": made.ids[0],
+            "ids": generation.ids[0],
             "ended": self.ended,
             "stats": {
-                "prompt_tokens": made.prompt_tokens,
-                "tokens": made.tokens,
-                "tokens_per_second": made.rate,
-                "seconds_to_first_token": made.first_seconds,
-                "cache_bytes": made.cache_bytes,
+                "prompt_tokens": generation.prompt_tokens,
+                "tokens": generation.tokens,
+                "tokens_per_second": generation.rate,
+                "seconds_to_first_token": generation.first_seconds,
+                "cache_bytes": generation.cache_bytes,
             },
         }
 
     def stats(self) -> str:
-        """What --stats prints."""
-        made = self.made
-        rate = "too few tokens for a rate" if made.rate is None else f"{made.rate:.1f} tokens/s"
-        cache = (
-            "unknown" if made.cache_bytes is None else f"{made.cache_bytes} bytes ({format_bytes(made.cache_bytes)})"
-        )
-        first = (
-            f"{made.first_seconds * 1000:.0f} ms" if made.first_seconds < 10 else format_duration(made.first_seconds)
-        )
-        counts = f"{made.prompt_tokens} tokens of prompt, {made.tokens} new"
-        return f"{rate}, first token after {first}, cache {cache}, {counts}"
+        """Return the line that --stats prints."""
+        rate, size = self.generation.rate, self.generation.cache_bytes
+        seconds = self.generation.first_seconds
+        speed = "too few tokens for a rate" if rate is None else f"{rate:.1f} tokens/s"
+        cache = "unknown" if size is None else f"{size} bytes ({format_bytes(size)})"
+        first = f"{seconds * 1000:.0f} ms" if seconds < 10 else format_duration(seconds)
+        counts = f"{self.generation.prompt_tokens} prompt tokens, {self.generation.tokens} new tokens"
+        return f"{speed}, first token after {first}, cache {cache}, {counts}"
 
 
 def answer(
     model: str,
-    question: GenerateRequest,
+    request: GenerateRequest,
     device: torch.device,
     dtype: torch.dtype,
-    show: Callable[[str], None] = lambda text: None,
-    tell: Callable[[str], None] = lambda note: None,
+    on_text: Callable[[str], None] = lambda text: None,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> GenerationOutput:
-    """Continue the prompt: `show` is given text as it comes, `tell` what was chosen for the user."""
-    origin, text = find_model(model), question.text()
+    """Continue the prompt. `on_text` receives new text as it is generated, `on_note` the defaults that were chosen."""
+    origin, text = find_model(model), request.text()
     if origin.diverged:
         raise BadInput(f"{model} diverged: there is no model to generate with")
-    coder, first = Coder(origin.tokenizer), bos_token_id(origin.tokenizer)
-    coder.tokenizer.encode_special_tokens = False  # the prompt is the user's own: a chat's marks are marks
+    coder, bos = Coder(origin.tokenizer), bos_token_id(origin.tokenizer)
+    coder.tokenizer.encode_special_tokens = False  # the user wrote the prompt: parse special tokens in it
     ids = coder.whole(text)[0].tolist()
-    ids = ids if first is None else [first, *ids]
-    loaded = load(origin, device, dtype, question.train_length)
-    parse_prompts(ids, loaded.adapter.vocab_size)  # refused before anything is said
-    settled = plan(loaded.adapter, question.mode, question.window, [len(ids)], question.tokens)
-    for note in settled.notes:
-        tell(note)
-    stream, shown = Detokenizer(coder.tokenizer, ids), []
-    ends = frozenset() if question.past_end else _ends(loaded.adapter, coder)
+    ids = ids if bos is None else [bos, *ids]
+    loaded = load(origin, device, dtype, request.train_length)
+    parse_prompts(ids, loaded.adapter.vocab_size)  # fail before any output
+    chosen_plan = plan(loaded.adapter, request.mode, request.window, [len(ids)], request.tokens)
+    for note in chosen_plan.notes:
+        on_note(note)
+    detokenizer, pieces = Detokenizer(coder.tokenizer, ids), list[str]()
+    ends = frozenset() if request.past_end else _end_tokens(loaded.adapter, coder)
 
     def watch(ids_B: Tensor) -> None:
         token = int(ids_B[0])
         if token not in ends:
-            put(stream.put(token))
+            emit(detokenizer.put(token))
 
-    def put(new: str) -> None:
-        if new:
-            shown.append(new)
-            show(new)
+    def emit(piece: str) -> None:
+        if piece:
+            pieces.append(piece)
+            on_text(piece)
 
-    sampling = replace(question.sampling, known=coder.vocab_size)
-    made = generate(
-        loaded.adapter, [ids], question.tokens, mode=settled.mode, window=settled.window, sampling=sampling,
+    sampling = replace(request.sampling, vocab_size=coder.vocab_size)
+    generation = generate(
+        loaded.adapter, [ids], request.tokens, mode=chosen_plan.mode, window=chosen_plan.window, sampling=sampling,
         end=ends, watch=watch,
     )  # fmt: skip
-    put(stream.end())
+    emit(detokenizer.end())
     about = {"kind": KIND, "model": loaded.about, "prompt": text, **provenance(device)}
-    return GenerationOutput("".join(shown), made.ids[0][-1] in ends, replace(made, plan=settled), about)
+    ended = generation.ids[0][-1] in ends
+    return GenerationOutput("".join(pieces), ended, replace(generation, plan=chosen_plan), about)
 
 
-def _ends(model: ModelAdapter, coder: Coder) -> frozenset[int]:
-    """The tokens after which there is no more to say: the tokenizer's, and those that a model of transformers names."""
-    named = getattr(getattr(model, "model", None), "generation_config", None)
-    theirs = getattr(named, "eos_token_id", None)
-    found = {*eos_token_ids(coder.tokenizer, coder.folder), *(theirs if isinstance(theirs, list) else [theirs])}
-    return frozenset(token for token in found if token is not None and token < model.vocab_size)
+def _end_tokens(adapter: ModelAdapter, coder: Coder) -> frozenset[int]:
+    """Return the end-of-text tokens of the tokenizer and of a transformers model's generation_config."""
+    config = getattr(getattr(adapter, "model", None), "generation_config", None)
+    eos = getattr(config, "eos_token_id", None)
+    tokens = {*eos_token_ids(coder.tokenizer, coder.folder), *(eos if isinstance(eos, list) else [eos])}
+    return frozenset(token for token in tokens if token is not None and token < adapter.vocab_size)

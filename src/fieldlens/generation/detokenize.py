@@ -1,45 +1,48 @@
-"""Text as its tokens come: a character is shown when all of its bytes are there, and never changed afterwards."""
+"""Streaming detokenization: a character is emitted once all of its bytes are known, and never changes."""
 
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
 UNKNOWN = "�"
-"""What a decoder writes for bytes that are no character, or not yet."""
+"""The replacement character that a decoder emits for bytes that form no character yet."""
 
 LATEST = 8
-"""Tokens that are decoded again with the next: more than one character can be spread over."""
+"""Number of tokens decoded again with the next one: more than a single character can span."""
 
 
 class Detokenizer:
-    """The text of one token after another, at a cost that does not grow."""
+    """Decodes a stream of tokens at a constant cost per token."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
-        """What comes before is not shown, but some tokenizers write a token otherwise where a text begins."""
+        """Start after the tokens `before`: they are not emitted, but the text of a token may depend on them."""
         self.tokenizer = tokenizer
         self.ids = [int(token) for token in before[-LATEST:]]
-        self.shown = len(self._decode())
+        self.emitted = len(self._decode())
 
     def put(self, token: int) -> str:
-        """The characters that this token completes."""
+        """Add a token; return the characters that it completes."""
         self.ids.append(token)
         text = self._decode()
-        certain = len(text) - self._open(text)
-        new, self.shown = text[self.shown : certain], max(self.shown, certain)
+        complete = len(text) - self._incomplete(text)
+        new, self.emitted = text[self.emitted : complete], max(self.emitted, complete)
         if len(self.ids) > 2 * LATEST:
-            behind = len(text) - self.shown
+            pending = len(text) - self.emitted
             self.ids = self.ids[-LATEST:]
-            self.shown = len(self._decode()) - behind
+            self.emitted = len(self._decode()) - pending
         return new
 
     def end(self) -> str:
-        """What is left: bytes that became no character."""
-        return self._decode()[self.shown :]
+        """Return the rest: bytes that never formed a character."""
+        return self._decode()[self.emitted :]
 
     def _decode(self) -> str:
         return self.tokenizer.decode(self.ids, skip_special_tokens=False)
 
     @staticmethod
-    def _open(text: str) -> int:
-        """How many signs at the end may still become a character: one, or one for each of its first three bytes."""
+    def _incomplete(text: str) -> int:
+        """Return how many replacement characters at the end may still become a character.
+
+        Decoders write one of them, or one for each of the up to three first bytes of a character.
+        """
         return min(3, len(text) - len(text.rstrip(UNKNOWN)))

@@ -1,4 +1,4 @@
-"""A decoder that reads on: tokens in, logits after the last of them out."""
+"""Incremental forward passes of a Decoder: tokens in, logits after the last token out."""
 
 import torch
 from torch import Tensor
@@ -9,21 +9,21 @@ from fieldlens.models.kv_cache import SlidingBuffer, SlidingCache
 from fieldlens.schemes.window import min_window
 
 CHUNK = 512
-"""Tokens of a prompt that are read at once."""
+"""Number of prompt tokens processed at once."""
 
 PADDING = -1
-"""The position of what is no token."""
+"""The position of padding."""
 
 
 class CachedEngine:
-    """A decoder that reads on through a cache: tokens in, logits after the last of them out."""
+    """A decoder with a key-value cache: tokens in, logits after the last token out."""
 
     def __init__(
-        self, decoder: Decoder, window: int | None = None, most: int | None = None, chunk: int = CHUNK
+        self, decoder: Decoder, window: int | None = None, max_tokens: int | None = None, chunk: int = CHUNK
     ) -> None:
         self.decoder, self.chunk = decoder, chunk
         self.window = min_window(window, decoder.scheme.window)
-        self.cache = SlidingCache(decoder.config.layers, self.window, most)
+        self.cache = SlidingCache(decoder.config.layers, self.window, max_tokens)
         self.table_HN: Tensor | None = None
 
     @property
@@ -32,20 +32,21 @@ class CachedEngine:
 
     @torch.inference_mode()
     def read(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
-        """Logits after the last token, (B, V). Positions are (T,) or (B, T), with -1 for padding."""
-        if self.window is not None:  # farther back nothing can matter, neither to these logits nor to later ones
+        """Return the logits after the last token, (B, V). Positions are (T,) or (B, T), with -1 for padding."""
+        if self.window is not None:  # earlier tokens affect neither these logits nor later ones
             reach = self.decoder.config.layers * (self.window - 1) + 1
             ids_BT, positions = ids_BT[:, -reach:], positions[..., -reach:]
-        for ids_Bt, some in zip(ids_BT.split(self.chunk, 1), positions.split(self.chunk, -1), strict=True):
-            key_positions = self.cache.admit(some)
+        chunks = zip(ids_BT.split(self.chunk, 1), positions.split(self.chunk, -1), strict=True)
+        for ids_Bt, chunk_positions in chunks:
+            key_positions = self.cache.admit(chunk_positions)
             x_BtD = self.decoder.embed(ids_Bt)
             states_BtD = self.decoder.states(
-                x_BtD, some, key_positions, window=self.window, cache=self.cache, table_HN=self._table(x_BtD)
+                x_BtD, chunk_positions, key_positions, window=self.window, cache=self.cache, table_HN=self._table(x_BtD)
             )
         return self.decoder.head(states_BtD[:, -1])
 
     def _table(self, like: Tensor) -> Tensor | None:
-        """The scheme's biases for every distance that is seen: made once, or twice as long each time."""
+        """Return the biases of the scheme for every visible distance; the table doubles in length when it is full."""
         seen = self.cache.positions.seen
         if self.table_HN is None or self.table_HN.shape[1] < min(seen, self.window or seen):
             self.table_HN = bias_table(self.decoder.scheme, min(2 * seen, self.window or 2 * seen), like)
@@ -53,7 +54,7 @@ class CachedEngine:
 
 
 class ReencodeEngine:
-    """A decoder without a cache: the last `window` tokens are read from position 0 for each new one."""
+    """A decoder without a cache: for each new token, the last `window` tokens are encoded from position 0."""
 
     bytes = 0
 
@@ -63,7 +64,7 @@ class ReencodeEngine:
 
     @torch.inference_mode()
     def read(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
-        """Logits after the last token, (B, V)."""
+        """Return the logits after the last token, (B, V)."""
         ids_BS = self.ids.push(ids_BT)[:, -self.window :]
         positions_BS = self.positions.push(torch.atleast_2d(positions))[:, -self.window :]
         first_B1 = (positions_BS[:, -1:] + 1 - self.window).clamp(min=0)

@@ -1,7 +1,7 @@
-"""Text of any length: the loop from prompts to new tokens, and the three ways of paying for the context.
+"""Text generation of any length: from prompts to new tokens, in one of three modes.
 
-`sliding` keeps w keys and values in every layer: O(w) per token for ever. `full` keeps all of them: O(n) for the n-th
-token. `re-encode` keeps none and reads the last w tokens from the beginning for each new one: O(w²) per token.
+`sliding` keeps w keys and values in every layer: O(w) per token. `full` keeps all of them: O(n) for the n-th token.
+`re-encode` keeps none and encodes the last w tokens from the beginning for each new one: O(w²) per token.
 """
 
 import operator
@@ -16,7 +16,7 @@ from torch import Tensor
 from fieldlens.core.errors import BadInput, OutOfMemory, unknown
 from fieldlens.core.format import format_bytes
 from fieldlens.core.memory import free_memory
-from fieldlens.generation import hf as foreign
+from fieldlens.generation import hf
 from fieldlens.generation.engine import CHUNK, PADDING, CachedEngine, ReencodeEngine
 from fieldlens.generation.sampling import Sampler, Sampling
 from fieldlens.models.adapters.adapt import adapt
@@ -33,7 +33,7 @@ MODES: tuple[str, ...] = get_args(Mode)
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model is going to generate, and why, in words."""
+    """The mode and window of a generation, with notes on the defaults that were chosen."""
 
     mode: str
     window: int | None
@@ -42,7 +42,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Generation:
-    """New tokens of each row, and what they took."""
+    """New tokens of each row, with times and the size of the cache."""
 
     ids: list[list[int]]
     plan: Plan
@@ -59,7 +59,7 @@ class Generation:
 
     @property
     def rate(self) -> float | None:
-        """Tokens of all rows per second, without the prompt; None if there are too few to tell."""
+        """Tokens per second over all rows, without the prompt; None if there are too few tokens."""
         later = self.tokens - len(self.ids)
         return later / self.seconds if later > 0 and self.seconds > 0 else None
 
@@ -74,202 +74,213 @@ def generate(
     sampling: Sampling | None = None,
     end: int | Collection[int] | None = None,
     chunk: int = CHUNK,
-    watch: foreign.Watch = lambda ids_B: None,
+    watch: hf.Watch = lambda ids_B: None,
 ) -> Generation:
-    """Continue one prompt or several by so many tokens, or until the token `end`, or one of several.
+    """Continue one or several prompts by `tokens` tokens, or until an `end` token.
 
-    A prompt is a row of token ids; several may have different lengths. Without a mode the cache slides over the
-    training length, unless the model's positions cannot run on; `plan` says what is chosen.
+    A prompt is a sequence of token ids; several prompts may have different lengths. The default is a sliding cache over
+    the training length, or another mode if the model does not support it; see `plan`. `watch` is called with the next
+    token of each row, (B,), as soon as it is sampled.
     """
-    for what, value in (("tokens", tokens), ("chunk", chunk), ("window", 1 if window is None else window)):
+    for name, value in (("tokens", tokens), ("chunk", chunk), ("window", 1 if window is None else window)):
         if not isinstance(value, int) or value < 1:
-            raise BadInput(f"{what} is {value}: a whole number of at least 1 is needed")
+            raise BadInput(f"{name} must be an integer of at least 1, got {value}")
     with eval_mode(model):
-        one = adapt(model)
-        rows = parse_prompts(prompts, one.vocab_size)
-        settled = plan(one, mode, window, [len(row) for row in rows], tokens)
-        _check_memory(one, settled, len(rows), max(map(len, rows)) + tokens)
+        adapter = adapt(model)
+        rows = parse_prompts(prompts, adapter.vocab_size)
+        chosen_plan = plan(adapter, mode, window, [len(row) for row in rows], tokens)
+        _check_memory(adapter, chosen_plan, len(rows), max(map(len, rows)) + tokens)
         ends = frozenset([] if end is None else [end] if isinstance(end, int) else end)
         for token in ends:
-            if not 0 <= token < one.vocab_size:
-                raise BadInput(f"end is {token}: it is outside the vocabulary of {one.vocab_size}")
-        return _Writing(one, rows, tokens, settled, sampling or Sampling(), ends, chunk, watch).run()
+            if not 0 <= token < adapter.vocab_size:
+                raise BadInput(f"end token id {token} is outside the vocabulary of {adapter.vocab_size}")
+        return _GenerationLoop(adapter, rows, tokens, chosen_plan, sampling or Sampling(), ends, chunk, watch).run()
 
 
 def parse_prompts(prompts: Tensor | Sequence[Any], vocab_size: int) -> list[list[int]]:
-    """Prompts as rows of token ids, each of at least one token of the vocabulary."""
+    """Convert prompts to non-empty lists of token ids in the vocabulary."""
     try:
-        given = prompts.tolist() if hasattr(prompts, "tolist") else [_row(row) for row in prompts]
-        rows = given if given and isinstance(given[0], list) else [given]
+        ids = prompts.tolist() if hasattr(prompts, "tolist") else [_to_list(row) for row in prompts]
+        rows = ids if ids and isinstance(ids[0], list) else [ids]
         rows = [[operator.index(token) for token in row] for row in rows]
     except TypeError:
-        raise BadInput("a prompt is a row of token ids, whole numbers; several prompts are a list of rows") from None
+        raise BadInput("a prompt must be a sequence of integer token ids, or a list of such sequences") from None
     for row in rows:
         if not row:
-            raise BadInput("a prompt is empty: at least one token is needed")
-        wrong = [token for token in row if not 0 <= token < vocab_size]
-        if wrong:
-            raise BadInput(f"token id {wrong[0]} is outside the vocabulary of {vocab_size}")
+            raise BadInput("a prompt is empty: at least one token is required")
+        invalid = [token for token in row if not 0 <= token < vocab_size]
+        if invalid:
+            raise BadInput(f"token id {invalid[0]} is outside the vocabulary of {vocab_size}")
     return rows
 
 
-def _row(row: Any) -> Any:
+def _to_list(row: Any) -> Any:
     return row.tolist() if hasattr(row, "tolist") else list(row) if isinstance(row, Sequence) else row
 
 
-def plan(one: ModelAdapter, mode: str | None, window: int | None, lengths: Sequence[int], tokens: int) -> Plan:
-    """The mode and the window that were asked for, or the ones that fit the model, with the reason."""
+def plan(adapter: ModelAdapter, mode: str | None, window: int | None, lengths: Sequence[int], tokens: int) -> Plan:
+    """Validate the mode and window, or choose defaults that suit the model, with a note for each."""
     check_window(window)
     if mode is not None and mode not in MODES:
         raise unknown("mode", mode, MODES)
-    if not isinstance(one, DecoderAdapter | HFAdapter):
-        raise BadInput(f"{one.name} cannot generate: a Decoder or a model of transformers is needed")
+    if not isinstance(adapter, DecoderAdapter | HFAdapter):
+        raise BadInput(f"{adapter.name} cannot generate: a Decoder or a transformers model is required")
     notes: list[str] = []
     if mode is None:
-        mode, why = _fitting(one, window, lengths, tokens)
-        notes += why
+        mode, reasons = _default_mode(adapter, window, lengths, tokens)
+        notes += reasons
     if mode == "full":
         if window is not None:
-            raise BadInput(f"window is {window}, but the mode full keeps everything: sliding and re-encode take one")
+            raise BadInput(f"mode full takes no window, got {window}: use mode sliding or re-encode")
     else:
-        window, why = _width(one, mode, window)
-        notes += why
-    if isinstance(one, HFAdapter):
-        _check_theirs(one, mode, window, lengths, tokens)
-        most, first = max(lengths) + tokens - 1, one.stretch
-        if mode != "re-encode" and first and most > first and foreign.cache_reset_length(one, most) is None:
-            notes.append(f"past {first} tokens all positions of {one.name} change, but for those in its cache already")
+        window, reasons = _resolve_window(adapter, mode, window)
+        notes += reasons
+    if isinstance(adapter, HFAdapter):
+        _check_hf_support(adapter, mode, window, lengths, tokens)
+        total, stretch = max(lengths) + tokens - 1, adapter.stretch
+        if mode != "re-encode" and stretch and total > stretch and hf.cache_reset_length(adapter, total) is None:
+            notes.append(f"beyond {stretch} tokens {adapter.name} changes all positions except those already cached")
     return Plan(mode, window, tuple(notes))
 
 
-def _check_memory(one: ModelAdapter, settled: Plan, rows: int, most: int) -> None:
-    """A cache that slides is there from the beginning: better to say at once that it is too large."""
-    if settled.mode != "sliding" or settled.window is None or not isinstance(one, DecoderAdapter):
+def _check_memory(adapter: ModelAdapter, chosen_plan: Plan, rows: int, total: int) -> None:
+    """Raise OutOfMemory if a sliding cache, which is allocated at the start, does not fit."""
+    window = chosen_plan.window
+    if chosen_plan.mode != "sliding" or window is None or not isinstance(adapter, DecoderAdapter):
         return
-    needed = rows * min(capacity(settled.window), most) * one.cache_size(1)
-    if needed > (free := free_memory(one.device)):
-        what = f"window {settled.window} for {rows} prompts needs a cache of {format_bytes(needed)}"
-        raise OutOfMemory(f"{what}, and {format_bytes(free)} are free: give a smaller window")
+    needed = rows * min(capacity(window), total) * adapter.cache_size(1)
+    if needed > (free := free_memory(adapter.device)):
+        raise OutOfMemory(
+            f"window {window} for {rows} prompts needs a cache of {format_bytes(needed)}, "
+            f"but only {format_bytes(free)} are free: use a smaller window"
+        )
 
 
-def _fitting(
-    one: DecoderAdapter | HFAdapter, window: int | None, lengths: Sequence[int], tokens: int
+def _default_mode(
+    adapter: DecoderAdapter | HFAdapter, window: int | None, lengths: Sequence[int], tokens: int
 ) -> tuple[str, list[str]]:
-    """The mode that suits a model's positions."""
-    if isinstance(one, DecoderAdapter) and not one.decoder.scheme.relative:
-        name = one.decoder.scheme.name
-        return "re-encode", [f"mode re-encode: {name} positions would run on past what was trained"]
-    if isinstance(one, HFAdapter) and one.limit is not None:
-        return "re-encode", [f"mode re-encode: {one.name} has {one.limit} positions and no more"]
-    if isinstance(one, HFAdapter) and window is None:
-        if not foreign.supports_sliding_cache(one, padded=min(lengths) < max(lengths)):
-            return "full", [f"mode full: {one.name} cannot be run through a sliding cache"]
-        if (anew := foreign.cache_reset_length(one, max(lengths) + tokens - 1)) is not None:
-            return "full", [f"mode full: at {anew} tokens {one.name} begins a cache of its own, which does not slide"]
+    """Return the mode that suits the model's positions, and the reason."""
+    if isinstance(adapter, DecoderAdapter) and not adapter.decoder.scheme.relative:
+        name = adapter.decoder.scheme.name
+        return "re-encode", [f"mode re-encode: {name} positions would exceed the training length"]
+    if isinstance(adapter, HFAdapter) and adapter.limit is not None:
+        return "re-encode", [f"mode re-encode: {adapter.name} has only {adapter.limit} positions"]
+    if isinstance(adapter, HFAdapter) and window is None:
+        if not hf.supports_sliding_cache(adapter, padded=min(lengths) < max(lengths)):
+            return "full", [f"mode full: {adapter.name} does not support a sliding cache"]
+        if (reset := hf.cache_reset_length(adapter, max(lengths) + tokens - 1)) is not None:
+            return "full", [
+                f"mode full: at {reset} tokens {adapter.name} switches to its own cache, which does not slide"
+            ]
     return "sliding", []
 
 
-def _width(one: DecoderAdapter | HFAdapter, mode: str, window: int | None) -> tuple[int, list[str]]:
+def _resolve_window(adapter: DecoderAdapter | HFAdapter, mode: str, window: int | None) -> tuple[int, list[str]]:
+    """Return the window, by default the training length and at most the model's own, with notes."""
     notes = []
     if window is None:
-        if one.train_length is None:
-            raise BadInput(f"{one.name} does not say at what length it was trained: give a window, or the mode full")
-        window = one.train_length
+        if adapter.train_length is None:
+            raise BadInput(f"the training length of {adapter.name} is unknown: pass a window or use mode full")
+        window = adapter.train_length
         notes.append(f"window {window}: the training length")
-    own = [min_window(width, window) or window for width in one.windows]
-    if mode == "sliding" and max(own) < window:
-        window = max(own)
-        notes.append(f"window {window}: the model's own is narrower")
+    layer_windows = [min_window(layer_window, window) or window for layer_window in adapter.windows]
+    if mode == "sliding" and max(layer_windows) < window:
+        window = max(layer_windows)
+        notes.append(f"window {window}: the model's own window is smaller")
     return window, notes
 
 
-def _check_theirs(one: HFAdapter, mode: str, window: int | None, lengths: Sequence[int], tokens: int) -> None:
+def _check_hf_support(adapter: HFAdapter, mode: str, window: int | None, lengths: Sequence[int], tokens: int) -> None:
+    """Raise BadInput if the model cannot generate in this mode."""
     prompt, padded = max(lengths), min(lengths) < max(lengths)
     needed = window or 0 if mode == "re-encode" else prompt + tokens - 1
-    if one.limit is not None and needed > one.limit:
-        what = f"a window of {window}" if mode == "re-encode" else f"{prompt} tokens of prompt and {tokens} new ones"
-        raise BadInput(f"{one.name} has {one.limit} positions: too few for {what}")
+    if adapter.limit is not None and needed > adapter.limit:
+        request = f"a window of {window}" if mode == "re-encode" else f"{prompt} prompt tokens and {tokens} new tokens"
+        raise BadInput(f"{adapter.name} has only {adapter.limit} positions, too few for {request}")
     if mode == "sliding":
-        one.check_window(window)
+        adapter.check_window(window)
         if window == 1:
-            raise BadInput("window is 1: the sliding cache of transformers needs at least 2")
-        if not foreign.supports_sliding_cache(one, padded):
-            raise BadInput(f"{one.name} cannot be run through a sliding cache: {foreign.OTHERS}")
-        if (anew := foreign.cache_reset_length(one, prompt + tokens - 1)) is not None:
+            raise BadInput("window must be at least 2 for the sliding cache of transformers, got 1")
+        if not hf.supports_sliding_cache(adapter, padded):
+            raise BadInput(f"{adapter.name} does not support a sliding cache: {hf.OTHER_MODES}")
+        if (reset := hf.cache_reset_length(adapter, prompt + tokens - 1)) is not None:
             raise BadInput(
-                f"at {anew} tokens {one.name} begins a cache of its own, which does not slide: {foreign.OTHERS}, "
-                f"or at most {anew} tokens, prompt and new ones together"
+                f"at {reset} tokens {adapter.name} switches to its own cache, which does not slide: {hf.OTHER_MODES}, "
+                f"or at most {reset} tokens including the prompt"
             )
-    if len(lengths) > 1 and not foreign.stands_alone(one, padded, anew=mode == "re-encode"):
-        raise BadInput(f"{one.name} continues several prompts otherwise than each alone: give one prompt at a time")
+    if len(lengths) > 1 and not hf.stands_alone(adapter, padded, reencode=mode == "re-encode"):
+        raise BadInput(
+            f"{adapter.name} continues a prompt differently in a batch than alone: pass one prompt at a time"
+        )
 
 
-class _Writing:
-    """One call of `generate`: what is known at each token."""
+class _GenerationLoop:
+    """The state of one call of `generate`."""
 
     def __init__(
         self,
-        one: ModelAdapter,
+        adapter: ModelAdapter,
         rows: list[list[int]],
         tokens: int,
-        settled: Plan,
+        chosen_plan: Plan,
         sampling: Sampling,
         ends: frozenset[int],
         chunk: int,
-        watch: foreign.Watch,
+        watch: hf.Watch,
     ) -> None:
-        self.one, self.rows, self.tokens, self.plan = one, rows, tokens, settled
+        self.adapter, self.rows, self.tokens, self.plan = adapter, rows, tokens, chosen_plan
         self.sampling, self.ends, self.chunk, self.watch = sampling, ends, chunk, watch
-        self.made: list[list[int]] = [[] for _ in rows]
-        self.over = [False] * len(rows)
+        self.new_ids: list[list[int]] = [[] for _ in rows]
+        self.finished = [False] * len(rows)
         self.times: list[float] = []
 
     def run(self) -> Generation:
-        ids_BT, positions = _aligned(self.rows, self.one.device)
+        ids_BT, positions = _left_pad(self.rows, self.adapter.device)
         start = time.perf_counter()
-        if isinstance(self.one, HFAdapter):
+        if isinstance(self.adapter, HFAdapter):
             mask_BT = (positions >= 0).long().expand(len(ids_BT), -1)
-            size = foreign.write(
-                self.one, ids_BT, mask_BT, self.tokens, self.plan.window, self.plan.mode == "re-encode", self.sampling,
-                self.ends, self.note,
+            cache_bytes = hf.write(
+                self.adapter, ids_BT, mask_BT, self.tokens, self.plan.window, self.plan.mode == "re-encode",
+                self.sampling, self.ends, self.record,
             )  # fmt: skip
         else:
-            assert isinstance(self.one, DecoderAdapter)
-            size = self._ours(self.one.decoder, ids_BT, positions)
-        length = sum(map(len, self.rows))
-        return Generation(self.made, self.plan, length, self.times[0] - start, self.times[-1] - self.times[0], size)
+            assert isinstance(self.adapter, DecoderAdapter)
+            cache_bytes = self._run_decoder(self.adapter.decoder, ids_BT, positions)
+        prompt_tokens = sum(map(len, self.rows))
+        first_seconds, seconds = self.times[0] - start, self.times[-1] - self.times[0]
+        return Generation(self.new_ids, self.plan, prompt_tokens, first_seconds, seconds, cache_bytes)
 
-    def note(self, ids_B: Tensor) -> None:
-        """Take down the next token of each row that has not ended."""
+    def record(self, ids_B: Tensor) -> None:
+        """Append the next token to each unfinished row."""
         self.times.append(time.perf_counter())
         for row, token in enumerate(ids_B.tolist()):
-            if not self.over[row]:
-                self.made[row].append(token)
-                self.over[row] = token in self.ends
+            if not self.finished[row]:
+                self.new_ids[row].append(token)
+                self.finished[row] = token in self.ends
         self.watch(ids_B)
 
-    def _ours(self, decoder: Decoder, ids_BT: Tensor, positions: Tensor) -> int:
-        reader: CachedEngine | ReencodeEngine
+    def _run_decoder(self, decoder: Decoder, ids_BT: Tensor, positions: Tensor) -> int:
+        engine: CachedEngine | ReencodeEngine
         if self.plan.mode == "re-encode":
             assert self.plan.window is not None
-            reader = ReencodeEngine(decoder, self.plan.window)
+            engine = ReencodeEngine(decoder, self.plan.window)
         else:
-            most = ids_BT.shape[1] + self.tokens - 1
-            reader = CachedEngine(decoder, self.plan.window, most, self.chunk)
-        sampler = Sampler(self.sampling, self.one.device)
-        logits_BV = reader.read(ids_BT, positions)
-        for left in range(self.tokens - 1, -1, -1):
+            max_tokens = ids_BT.shape[1] + self.tokens - 1
+            engine = CachedEngine(decoder, self.plan.window, max_tokens, self.chunk)
+        sampler = Sampler(self.sampling, self.adapter.device)
+        logits_BV = engine.read(ids_BT, positions)
+        for remaining in range(self.tokens - 1, -1, -1):
             ids_B = sampler.choose(logits_BV)
-            self.note(ids_B)
-            if not left or all(self.over):
+            self.record(ids_B)
+            if not remaining or all(self.finished):
                 break
             positions = positions[..., -1:] + 1
-            logits_BV = reader.read(ids_B[:, None], positions)
-        return reader.bytes
+            logits_BV = engine.read(ids_B[:, None], positions)
+        return engine.bytes
 
 
-def _aligned(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows that end together, padded in front, and their positions: (T,) if all are alike, else (B, T)."""
+def _left_pad(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Pad rows on the left; return ids and positions: (T,) if all rows have the same length, else (B, T)."""
     longest = max(map(len, rows))
     ids_BT = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
     if min(map(len, rows)) == longest:

@@ -1,1 +1,1 @@
-"""Exact causal attention with a positional scheme: which keys a query sees, rotary embeddings, the kernels."""
+"""Exact causal attention with a positional scheme: layouts, rotary embeddings, kernels."""

@@ -1,4 +1,4 @@
-"""The fused CPU kernel, block by block, with its own backward; its operators are private to torch."""
+"""Attention in blocks of queries with the fused CPU kernel, whose operators are private to PyTorch."""
 
 from functools import cache
 from typing import Any
@@ -11,36 +11,36 @@ from fieldlens.kernels.layout import Layout, rows_per_block
 
 
 class CpuFlashAttention(torch.autograd.Function):
-    """The same for a fixed bias, through the CPU kernel's own forward and backward: nothing is computed again."""
+    """`BlockAttention` for a fixed bias, with the fused forward and backward of the CPU kernel: no recomputation."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, where: Layout) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, layout: Layout) -> Tensor:
         out, normalisers = torch.empty_like(q), []
-        for queries, keys in where.blocks(rows_per_block(where.keys_at_once)):
-            mask = where.mask(bias, queries, keys)
+        for queries, keys in layout.blocks(rows_per_block(layout.keys_per_block)):
+            mask = layout.mask(bias, queries, keys)
             rows, normaliser = _forward(q[:, :, queries].flip(2), k[:, :, keys], v[:, :, keys], mask)
-            out[:, :, queries] = where.zero_fully_masked(rows, queries).flip(2)
+            out[:, :, queries] = layout.zero_fully_masked(rows, queries).flip(2)
             normalisers.append(normaliser)
         ctx.save_for_backward(q, k, v, bias, out, *normalisers)
-        ctx.where = where
+        ctx.layout = layout
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, out, *normalisers = ctx.saved_tensors
-        where: Layout = ctx.where
+        layout: Layout = ctx.layout
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        blocks = where.blocks(rows_per_block(where.keys_at_once))
+        blocks = layout.blocks(rows_per_block(layout.keys_per_block))
         for (queries, keys), normaliser in zip(blocks, normalisers, strict=True):
             d_q_i, d_k_i, d_v_i = _backward(
-                where.zero_fully_masked(d_out[:, :, queries].flip(2), queries),
+                layout.zero_fully_masked(d_out[:, :, queries].flip(2), queries),
                 q[:, :, queries].flip(2),
                 k[:, :, keys],
                 v[:, :, keys],
                 out[:, :, queries].flip(2),
                 normaliser,
-                where.mask(bias, queries, keys),
+                layout.mask(bias, queries, keys),
             )
             d_q[:, :, queries] = d_q_i.flip(2)
             d_k[:, :, keys] += d_k_i
@@ -66,7 +66,7 @@ def _backward(
 
 @cache
 def available() -> bool:
-    """Whether this torch has the private operators, as we know them: they have no stability promise."""
+    """Whether this version of PyTorch has the private operators with the expected signatures; they may change."""
     q = torch.ones(1, 1, 1, 2, device="cpu")
     try:
         out, normaliser = _forward(q, q, q, torch.zeros(1, 1, 1, 1, device="cpu"))

@@ -1,8 +1,8 @@
-"""Which keys each query sees, and where its biases lie, from explicit positions.
+"""Visible keys and bias masks of blocks of queries, from explicit positions.
 
-Attention takes queries in blocks and in reverse order: for query T-1-i and key j the distance is then a constant minus
-(i + j), so the bias of a whole block is a view, with strides (1, 1), of one line of numbers. With a window a block is
-given only the keys that it can see, so time and memory are O(T·w).
+Attention processes queries in blocks and in reverse order: the distance of query T-1-i and key j is then a constant
+minus (i + j), so the bias of a whole block is a view, with strides (1, 1), of a one-dimensional array. With a window, a
+block only reads the keys it can see, so time and memory are O(T·w).
 """
 
 import math
@@ -15,66 +15,68 @@ from torch import Tensor
 
 from fieldlens.core.errors import BadInput
 
-FOREVER = 2**62
-SCATTERED = 2**20
-"""Most places of one head in a mask that has to be gathered."""
+UNBOUNDED = 2**62
+"""Used as the size of a missing window."""
+
+MAX_MASK_SIZE = 2**20
+"""Maximum number of elements per head of a mask that is gathered for a block."""
 
 
 def visible(distances: Tensor, window: int | None) -> Tensor:
-    """The one definition of what a query sees: itself and what came before, w keys in all when there is a window."""
-    return (distances >= 0) & (distances < (window or FOREVER))
+    """Whether a query sees keys at these distances: itself and earlier keys, w in total with a window."""
+    return (distances >= 0) & (distances < (window or UNBOUNDED))
 
 
 class Layout(ABC):
-    """The positions of some queries and keys under a window: made once per forward, shared by the layers."""
+    """Positions of queries and keys, and a window: built once per forward and shared by the layers."""
 
     square = False
-    """Queries and keys are the same consecutive tokens and there is no window: plain causal attention."""
+    """Whether this is plain causal attention: the same consecutive tokens as queries and keys, and no window."""
 
     def __init__(self, window: int | None, reach: int, keys: int) -> None:
         self.window = window
         self.reach = reach
-        """How many distances, from 0, some query can see: the length of the bias table that is needed."""
-        self.keys_at_once = min(keys, 2 * (window or FOREVER))
-        """About how many keys a block of queries looks at."""
+        """Number of distances, from 0, that any query can see: the required length of the bias table."""
+        self.keys_per_block = min(keys, 2 * (window or UNBOUNDED))
+        """Approximate number of keys that a block of queries reads."""
 
     @abstractmethod
     def expand(self, table_HN: Tensor) -> Tensor:
-        """Lay a table of biases by distance out as `mask` wants it, with -inf for what is not seen."""
+        """Convert a table of biases by distance to the form that `mask` takes, with -inf for invisible keys."""
 
     @abstractmethod
     def blocks(self, rows: int) -> Iterator[tuple[slice, slice]]:
-        """The queries in blocks of so many, each with all the keys that it can see."""
+        """Blocks of at most `rows` queries, each with all keys it can see."""
 
     @abstractmethod
     def mask(self, bias: Tensor, queries: slice, keys: slice) -> Tensor:
-        """Biases of one block, queries in reverse order: (B or 1, H or 1, t, s)."""
+        """Biases of a block, with queries in reverse order: (B or 1, H or 1, t, s)."""
 
     @abstractmethod
     def reduce_grad(self, d_mask: Tensor, d_bias: Tensor, queries: slice, keys: slice) -> None:
-        """Add the gradient of a block's mask, (B, H, t, s), to the gradient of what `spread` returned."""
+        """Add the gradient of a block's mask, (B, H, t, s), to the gradient of the result of `expand`."""
 
     def fully_masked(self, queries: slice) -> Tensor | None:
-        """Which queries of a block, in reverse order, see no key at all: (B or 1, 1, t, 1). Their output is 0."""
+        """Whether each query of a block, in reverse order, sees no key; its output is then 0: (B or 1, 1, t, 1)."""
         return None
 
     def zero_fully_masked(self, rows: Tensor, queries: slice) -> Tensor:
-        """Zero the outputs of queries that see no key."""
+        """Set the outputs of queries that see no key to 0."""
         masked = self.fully_masked(queries)
         return rows if masked is None else rows.masked_fill(masked, 0)
 
 
 class Contiguous(Layout):
-    """Consecutive queries and consecutive keys, every query seeing at least one key."""
+    """Consecutive queries and consecutive keys, where every query sees at least one key."""
 
     def __init__(
         self, q_first: int, q_count: int, k_first: int, k_count: int, window: int | None, device: torch.device
     ) -> None:
         self.farthest = q_first + q_count - 1 - k_first
-        super().__init__(window, min(self.farthest + 1, window or FOREVER), k_count)
-        self.ahead, self.q_count, self.k_count = q_first - k_first, q_count, k_count
+        super().__init__(window, min(self.farthest + 1, window or UNBOUNDED), k_count)
+        self.q_offset, self.q_count, self.k_count = q_first - k_first, q_count, k_count
         self.device = device
-        self.square = window is None and self.ahead == 0 and q_count == k_count
+        self.square = window is None and self.q_offset == 0 and q_count == k_count
 
     def expand(self, table_HN: Tensor) -> Tensor:
         distances_X = self.farthest - torch.arange(self.q_count + self.k_count - 1, device=self.device)
@@ -84,78 +86,78 @@ class Contiguous(Layout):
     def blocks(self, rows: int) -> Iterator[tuple[slice, slice]]:
         for stop in range(self.q_count, 0, -rows):
             start = max(0, stop - rows)
-            first_key = max(0, self.ahead + start - (self.window or FOREVER) + 1)
-            yield slice(start, stop), slice(first_key, min(self.k_count, self.ahead + stop))
+            first_key = max(0, self.q_offset + start - (self.window or UNBOUNDED) + 1)
+            yield slice(start, stop), slice(first_key, min(self.k_count, self.q_offset + stop))
 
     def mask(self, bias: Tensor, queries: slice, keys: slice) -> Tensor:
         shape = (1, bias.shape[0], queries.stop - queries.start, keys.stop - keys.start)
         offset = bias.storage_offset() + self._offset(queries, keys)
         view = bias.as_strided(shape, (0, bias.stride(0), 1, 1), offset)
-        # Only the CPU kernel takes overlapping rows; others want each row aligned.
+        # Only the CPU kernel accepts overlapping rows; others require aligned rows.
         return view if bias.device.type == "cpu" else view.contiguous()
 
     def reduce_grad(self, d_mask: Tensor, d_bias: Tensor, queries: slice, keys: slice) -> None:
         t, s = d_mask.shape[-2:]
         offset = self._offset(queries, keys)
-        # Row i of a board of t × (t + s) starts i places further right, so a column holds one distance.
-        board_HX = F.pad(d_mask.sum(0), (0, t + 1)).flatten(1)[:, : t * (t + s)]
-        d_bias[:, offset : offset + t + s - 1] += board_HX.view(-1, t, t + s).sum(1)[:, :-1]
+        # In a t × (t + s) matrix with row i shifted right by i, each column holds one distance.
+        shifted_HX = F.pad(d_mask.sum(0), (0, t + 1)).flatten(1)[:, : t * (t + s)]
+        d_bias[:, offset : offset + t + s - 1] += shifted_HX.view(-1, t, t + s).sum(1)[:, :-1]
 
     def _offset(self, queries: slice, keys: slice) -> int:
         return self.q_count - queries.stop + keys.start
 
 
 class Scattered(Layout):
-    """Any positions, also different ones in each row of a batch. A key at a negative position is seen by nobody."""
+    """Arbitrary positions, which may differ between rows of a batch. A key at a negative position is never seen."""
 
     def __init__(self, q_positions_BT: Tensor, k_positions_BS: Tensor, window: int | None) -> None:
         self.q_positions_BT, self.k_positions_BS = q_positions_BT, k_positions_BS
-        real = k_positions_BS[k_positions_BS >= 0]
-        farthest = max(0, int(q_positions_BT.max() - real.min())) if real.numel() and q_positions_BT.numel() else 0
-        super().__init__(window, min(farthest + 1, window or FOREVER), k_positions_BS.shape[1])
+        valid = k_positions_BS[k_positions_BS >= 0]
+        farthest = max(0, int(q_positions_BT.max() - valid.min())) if valid.numel() and q_positions_BT.numel() else 0
+        super().__init__(window, min(farthest + 1, window or UNBOUNDED), k_positions_BS.shape[1])
 
     def expand(self, table_HN: Tensor) -> Tensor:
         return F.pad(table_HN, (0, 1), value=-math.inf)
 
     def blocks(self, rows: int) -> Iterator[tuple[slice, slice]]:
         batch = max(len(self.q_positions_BT), len(self.k_positions_BS))
-        rows = max(8, min(rows, SCATTERED // (batch * self.keys_at_once)))  # a mask is materialised for each block
+        rows = max(8, min(rows, MAX_MASK_SIZE // (batch * self.keys_per_block)))  # each block materialises a mask
         for stop in range(self.q_positions_BT.shape[1], 0, -rows):
             queries = slice(max(0, stop - rows), stop)
             yield queries, self._keys(queries)
 
     def _keys(self, queries: slice) -> slice:
-        """From the first to the last key that some query of a block, in some row, may see."""
+        """From the first to the last key that any query of a block can see in any row."""
         q_positions_Bt = self.q_positions_BT[:, queries]
         latest_B1 = q_positions_Bt.amax(1, keepdim=True)
         earliest_B1 = q_positions_Bt.where(q_positions_Bt >= 0, latest_B1).amin(1, keepdim=True)
-        reached = (self.k_positions_BS <= latest_B1) & (self.k_positions_BS > earliest_B1 - (self.window or FOREVER))
-        indices = (reached & (self.k_positions_BS >= 0)).any(0).nonzero()
+        in_range = (self.k_positions_BS <= latest_B1) & (self.k_positions_BS > earliest_B1 - (self.window or UNBOUNDED))
+        indices = (in_range & (self.k_positions_BS >= 0)).any(0).nonzero()
         return slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(0, 1)
 
     def mask(self, bias: Tensor, queries: slice, keys: slice) -> Tensor:
-        mask_BHts = bias[:, self._columns(queries, keys, bias.shape[1] - 1)].transpose(0, 1)
+        mask_BHts = bias[:, self._bias_index(queries, keys, bias.shape[1] - 1)].transpose(0, 1)
         return mask_BHts.masked_fill(Scattered.fully_masked(self, queries), 0)
 
     def reduce_grad(self, d_mask: Tensor, d_bias: Tensor, queries: slice, keys: slice) -> None:
-        columns_Bts = self._columns(queries, keys, d_bias.shape[1] - 1).expand(d_mask.shape[0], -1, -1)
-        d_bias.index_add_(1, columns_Bts.flatten(), d_mask.transpose(0, 1).flatten(1))
+        index_Bts = self._bias_index(queries, keys, d_bias.shape[1] - 1).expand(d_mask.shape[0], -1, -1)
+        d_bias.index_add_(1, index_Bts.flatten(), d_mask.transpose(0, 1).flatten(1))
 
     def fully_masked(self, queries: slice) -> Tensor:
-        return ~self._seen(queries, self._keys(queries)).any(-1)[:, None, :, None]
+        return ~self._visible(queries, self._keys(queries)).any(-1)[:, None, :, None]
 
     def _distances(self, queries: slice, keys: slice) -> Tensor:
         return self.q_positions_BT[:, queries].flip(1)[:, :, None] - self.k_positions_BS[:, None, keys]
 
-    def _seen(self, queries: slice, keys: slice) -> Tensor:
+    def _visible(self, queries: slice, keys: slice) -> Tensor:
         return visible(self._distances(queries, keys), self.window) & (self.k_positions_BS >= 0)[:, None, keys]
 
-    def _columns(self, queries: slice, keys: slice, unseen: int) -> Tensor:
-        return torch.where(self._seen(queries, keys), self._distances(queries, keys), unseen)
+    def _bias_index(self, queries: slice, keys: slice, masked_index: int) -> Tensor:
+        return torch.where(self._visible(queries, keys), self._distances(queries, keys), masked_index)
 
 
 class SingleQuery(Scattered):
-    """One query in each row, as when text is generated: its mask is laid out once and shared by the layers."""
+    """One query per row, as in generation: its mask is built once and shared by the layers."""
 
     def __init__(self, q_positions_BT: Tensor, k_positions_BS: Tensor, window: int | None) -> None:
         super().__init__(q_positions_BT, k_positions_BS, window)
@@ -179,38 +181,38 @@ class SingleQuery(Scattered):
         return self.masked_rows
 
 
-def check_positions(what: str, positions: Tensor, batch: int, tokens: int) -> None:
-    """Positions are (T,) for all rows, or (B, T)."""
+def check_positions(name: str, positions: Tensor, batch: int, tokens: int) -> None:
+    """Raise `BadInput` unless positions are integers of shape (T,) or (B, T)."""
     if positions.shape not in ((tokens,), (1, tokens), (batch, tokens)):
-        wanted = f"({tokens},) or ({batch}, {tokens})"
-        raise BadInput(f"{what} has the shape {tuple(positions.shape)}, wanted is {wanted}")
+        expected = f"({tokens},) or ({batch}, {tokens})"
+        raise BadInput(f"{name} has shape {tuple(positions.shape)}, expected {expected}")
     if positions.is_floating_point():
-        raise BadInput(f"{what} are {positions.dtype}: whole numbers are wanted")
+        raise BadInput(f"{name} must be integers, got {positions.dtype}")
 
 
-def layout(q_positions: Tensor, k_positions: Tensor, window: int | None) -> Layout:
-    """The cheapest layout of these positions, (T,) or (B, T) and (S,) or (B, S)."""
+def make_layout(q_positions: Tensor, k_positions: Tensor, window: int | None) -> Layout:
+    """The most efficient layout for positions of shape (T,) or (B, T) and (S,) or (B, S)."""
     q_first, k_first = _contiguous_starts(q_positions, k_positions)
     if q_first is not None and k_first is not None and 0 <= k_first <= q_first:
         q_count, k_count = q_positions.shape[-1], k_positions.shape[-1]
-        if q_first + q_count - (k_first + k_count) < (window or FOREVER):
+        if q_first + q_count - (k_first + k_count) < (window or UNBOUNDED):
             return Contiguous(q_first, q_count, k_first, k_count, window, q_positions.device)
     kind = SingleQuery if q_positions.shape[-1] == 1 else Scattered
     return kind(torch.atleast_2d(q_positions), torch.atleast_2d(k_positions), window)
 
 
 def _contiguous_starts(q_positions: Tensor, k_positions: Tensor) -> tuple[int | None, int | None]:
-    """The first query's and the first key's position, for runs. Rows may stand apart: distances are all that counts."""
+    """Positions of the first query and the first key, if consecutive. Rows may be shifted: only distances matter."""
     if q_positions.ndim == k_positions.ndim == 2 and len(q_positions) == len(k_positions) > 1:
         if not q_positions.numel() or not k_positions.numel() or bool((k_positions < 0).any()):
             return None, None
-        apart_B1 = q_positions[:, :1] - q_positions[:1, :1]
-        q_positions, k_positions = q_positions - apart_B1, k_positions - apart_B1
+        shift_B1 = q_positions[:, :1] - q_positions[:1, :1]
+        q_positions, k_positions = q_positions - shift_B1, k_positions - shift_B1
     return _contiguous_start(q_positions), _contiguous_start(k_positions)
 
 
 def _contiguous_start(positions: Tensor) -> int | None:
-    """The first position, if they are consecutive and the same in every row."""
+    """The first position if positions are consecutive and the same in every row, else None."""
     if not positions.numel():
         return None
     first = int(positions.flatten()[0])

@@ -4,22 +4,22 @@ import torch
 from torch import Tensor
 
 RotaryTable = tuple[Tensor, Tensor]
-"""Cosines and sines of the angles by which queries or keys are turned."""
+"""Cosines and sines of the rotation angles of queries or keys."""
 
 
 def rotary_table(angles: Tensor | None, like: Tensor) -> RotaryTable | None:
-    """Cosines and sines of a scheme's angles, (T, K/2) or (B, T, K/2), shaped to turn (B, H, T, K)."""
+    """Cosines and sines of a scheme's angles, (T, K/2) or (B, T, K/2), broadcastable to (B, H, T, K/2)."""
     if angles is None:
         return None
     angles = angles if angles.ndim == 2 else angles[:, None]
     return angles.cos().to(accumulation_dtype(like)), angles.sin().to(accumulation_dtype(like))
 
 
-def apply_rotary(x_BHTK: Tensor, by: RotaryTable | None) -> Tensor:
-    """Turn the pairs (j, j + K/2) of each vector."""
-    if by is None:
+def apply_rotary(x_BHTK: Tensor, table: RotaryTable | None) -> Tensor:
+    """Rotate the pairs (j, j + K/2) of each vector; no-op if the table is None."""
+    if table is None:
         return x_BHTK
-    cos, sin = by
+    cos, sin = table
     left, right = x_BHTK.to(cos.dtype).chunk(2, -1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1).to(x_BHTK.dtype)
 

@@ -1,4 +1,4 @@
-"""What a computation will take: operations, bytes, and how much memory there is."""
+"""Estimated cost of a forward and a backward pass: operations and bytes."""
 
 from dataclasses import dataclass
 
@@ -7,36 +7,36 @@ import torch
 from fieldlens.models.adapters.base import ModelAdapter
 
 SHARE = 0.5
-"""How much of the free memory we allow ourselves."""
+"""Share of the free memory that may be used."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A forward pass over one text."""
+    """Operations and bytes of memory for one text."""
 
     operations: float
     bytes: float
 
 
 def forward(adapter: ModelAdapter, tokens: int, keep: int, window: int | None) -> Cost:
-    """One text of so many tokens, logits of the last `keep`: a model of the cost, good to a factor of two."""
+    """Cost of a forward pass over one text, with logits of the last `keep` tokens; accurate to a factor of two."""
     width, layers, heads = adapter.width or 1, adapter.layers or 1, adapter.heads or 1
     seen = min(tokens, window or tokens)
     operations = 2.0 * adapter.parameters * tokens + 4.0 * layers * tokens * seen * width
     size = 8 if adapter.dtype == torch.float64 else 4
-    held = tokens * width * 12 + 2 * keep * adapter.vocab_size
+    values = tokens * width * 12 + 2 * keep * adapter.vocab_size
     if adapter.scores:  # H·T·T scores, their softmax, and the mask added to them
-        held += 3 * heads * tokens**2
-    elif window is not None and not adapter.ours:
-        held += tokens**2
-    return Cost(operations, float(size * held))
+        values += 3 * heads * tokens**2
+    elif window is not None and not adapter.is_decoder:
+        values += tokens**2
+    return Cost(operations, float(size * values))
 
 
 def backward(adapter: ModelAdapter, tokens: int, checkpointing: bool) -> Cost:
-    """A gradient at the embeddings of one text: what is kept for it, with or without computing layers again."""
+    """Cost of the gradient at the embeddings of one text, with or without activation checkpointing."""
     width, layers, heads = adapter.width or 1, adapter.layers or 1, adapter.heads or 1
-    once = forward(adapter, tokens, 1, None)
+    forward_cost = forward(adapter, tokens, 1, None)
     size = 8 if adapter.dtype == torch.float64 else 4
-    kept = 12 * width + (2 * heads * tokens if adapter.scores else 0)
-    held = tokens * (kept * layers if not checkpointing else width * layers + 2 * kept)
-    return Cost((3 if checkpointing else 2) * once.operations, once.bytes + float(size * held))
+    saved = 12 * width + (2 * heads * tokens if adapter.scores else 0)
+    values = tokens * (saved * layers if not checkpointing else width * layers + 2 * saved)
+    return Cost((3 if checkpointing else 2) * forward_cost.operations, forward_cost.bytes + float(size * values))

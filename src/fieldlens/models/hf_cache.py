@@ -1,4 +1,4 @@
-"""Our sliding cache as a layer of a transformers cache."""
+"""The sliding cache as a layer of a transformers `Cache`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fieldlens.models.kv_cache import SlidingBuffer
 
 
 class SlidingLayer(CacheLayerMixin):
-    """One layer of our sliding cache, as transformers asks for it; without a window everything is kept."""
+    """One layer of the sliding cache with the interface of transformers; without a window all tokens are kept."""
 
     def __init__(self, window: int | None) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class SlidingLayer(CacheLayerMixin):
         self.tails = (SlidingBuffer(window, 2), SlidingBuffer(window, 2))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """A tail makes its own buffer when its first tokens come."""
+        """Called by transformers; nothing to do, buffers are allocated when the first tokens arrive."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         self.keys, self.values = (
@@ -39,8 +39,8 @@ class SlidingLayer(CacheLayerMixin):
         return self.window or -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Called by ways of generating that take tokens back; `generate` gives those a cache of transformers."""
-        raise BadInput("our sliding cache takes no tokens back: pass a DynamicCache as past_key_values")
+        """Called by generation modes that remove tokens; `generate` uses a transformers cache for those."""
+        raise BadInput("the sliding cache cannot remove tokens: pass a DynamicCache as past_key_values")
 
     def reset(self) -> None:
         self.__init__(self.window)  # type: ignore[misc]

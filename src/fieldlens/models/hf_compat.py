@@ -1,6 +1,6 @@
-"""What is asked of a transformers model beside its forward pass: lengths, windows, positions, masks.
+"""Properties of transformers models beyond the forward pass: lengths, windows, positions, masks.
 
-Capabilities are probed, never inferred from an architecture's name.
+Capabilities are probed, not inferred from names.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,17 +13,18 @@ from fieldlens.kernels.layout import visible
 
 
 def configured_train_length(config: Any) -> int | None:
-    """The length that a configuration of transformers says the model was trained at, before any stretching."""
+    """Training length according to a transformers configuration, before any RoPE scaling."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    each = [one for one in (rope, *rope.values()) if isinstance(one, dict)] if isinstance(rope, dict) else []
-    stretched = [one.get("original_max_position_embeddings") for one in each]  # layers may differ
-    original = min((value for value in stretched if isinstance(value, int)), default=None)
+    rope_configs = [part for part in (rope, *rope.values()) if isinstance(part, dict)] if isinstance(rope, dict) else []
+    originals = [part.get("original_max_position_embeddings") for part in rope_configs]  # layers may differ
+    original = min((length for length in originals if isinstance(length, int)), default=None)
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-    found = [original, *(getattr(config, name, None) for name in names)]
-    return next((value for value in found if isinstance(value, int) and value > 0), None)
+    lengths = [original, *(getattr(config, name, None) for name in names)]
+    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
 
 
 def dynamic_rope_length(model: Any) -> int | None:
+    """Length beyond which dynamic or longrope RoPE scaling changes the frequencies; None without such scaling."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         kinds = kind.values() if isinstance(kind, dict) else [kind]  # layers may differ
@@ -35,19 +36,19 @@ def dynamic_rope_length(model: Any) -> int | None:
 
 
 def reset_dynamic_rope(model: nn.Module) -> None:
-    """Rotary positions that stretch with the text keep the stretch of the longest one: begin anew."""
+    """Restore the original frequencies: dynamic RoPE scaling keeps those of the longest text seen so far."""
     for module in model.modules():
         first = getattr(module, "original_max_seq_len", None)
         for name in [key for key in vars(module) if first is not None and key.endswith("max_seq_len_cached")]:
             kind = name.removesuffix("max_seq_len_cached")
-            original, now = (getattr(module, f"{kind}{what}inv_freq", None) for what in ("original_", ""))
-            if original is not None and now is not None and getattr(module, name) > first:
-                module.register_buffer(f"{kind}inv_freq", original.to(now.device), persistent=False)
+            original, current = (getattr(module, f"{kind}{prefix}inv_freq", None) for prefix in ("original_", ""))
+            if original is not None and current is not None and getattr(module, name) > first:
+                module.register_buffer(f"{kind}inv_freq", original.to(current.device), persistent=False)
                 setattr(module, name, first)
 
 
-def _windows(config: Any) -> tuple[int | None, ...]:
-    """The window of each layer by a configuration of transformers: how many keys, itself included, a query sees."""
+def layer_windows(config: Any) -> tuple[int | None, ...]:
+    """Window of each layer in a transformers configuration: number of keys visible to a query, itself included."""
     layers = getattr(config, "num_hidden_layers", None) or 1
     width = getattr(config, "sliding_window", None)
     if not isinstance(width, int) or width < 1 or getattr(config, "use_sliding_window", True) is False:
@@ -56,28 +57,28 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     return tuple(width if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _positions(model: Any) -> int | None:
-    """The rows of a table of positions: learned, in an embedding that is not the tokens', or fixed, in a buffer.
+def position_limit(model: Any) -> int | None:
+    """Number of positions in a table: learned, in an embedding other than the token embedding, or fixed, in a buffer.
 
-    It has a row for each position; some keep a few spare.
+    The table has one row per position, and in some models a few spare rows. None without such a table.
     """
     length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    fixed = [one for name, one in model.named_buffers() if "pos" in name.rpartition(".")[2] and one.ndim == 2]
-    if length and any(len(one) == length for one in fixed):
+    tables = [table for name, table in model.named_buffers() if "pos" in name.rpartition(".")[2] and table.ndim == 2]
+    if length and any(len(table) == length for table in tables):
         return int(length)
-    tokens = model.get_input_embeddings()
-    others = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not tokens]
-    fitting = [m for m in others if length and 0 <= m.num_embeddings - length <= 8]
-    if not length or not fitting:
+    token_embedding = model.get_input_embeddings()
+    others = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not token_embedding]
+    candidates = [m for m in others if length and 0 <= m.num_embeddings - length <= 8]
+    if not length or not candidates:
         return None
-    # some count from behind the padding, and have no rows to spare for that
-    first = max(0 if m.padding_idx is None else m.padding_idx + 1 for m in fitting)
-    return min(length, max(m.num_embeddings for m in fitting) - first)
+    # some models count positions from padding_idx + 1 and have no spare rows for that
+    first = max(0 if m.padding_idx is None else m.padding_idx + 1 for m in candidates)
+    return min(length, max(m.num_embeddings for m in candidates) - first)
 
 
 @contextmanager
 def sliding_window_masks(window: int | None) -> Iterator[None]:
-    """While this holds, every mask that transformers makes is cut to a band as well: the smaller window counts."""
+    """Context manager: restrict every mask made by transformers to this window as well; the smaller window applies."""
     if window is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What transformers and the hub are asked for: tokenizer files, and quiet."""
+"""Access to transformers and the Hugging Face hub: tokenizer files, error messages in one line, no console output."""
 
 import io
 import socket
@@ -10,54 +10,58 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from fieldlens.core.errors import BadInput
-from fieldlens.storage.content_cache import build, cache_folder, digest, hash_of, verified_manifest
+from fieldlens.storage.atomic import hash_of
+from fieldlens.storage.content_cache import build, cache_folder
+from fieldlens.storage.folders import verified_manifest
+from fieldlens.storage.sealed import digest
 
 
 def require_gguf(path: Path) -> None:
     try:
         import gguf as _  # noqa: F401
     except ImportError:
-        raise BadInput(f"{path} needs the extra gguf: pip install 'fieldlens[gguf]'") from None
+        raise BadInput(f"{path} requires the gguf extra: pip install 'fieldlens[gguf]'") from None
 
 
 def fetched_tokenizer(name: str) -> Path:
-    """The tokenizer files of a hub id, in the cache; nothing is opened by anybody but us."""
+    """Folder in the cache with the tokenizer files of a hub id; transformers does not load them."""
     from transformers.utils import cached_file
 
     offline = not hub_is_reachable()
     with quiet_transformers(), _in_one_line(name):
-        found = [
+        files = [
             cached_file(name, file, _raise_exceptions_for_missing_entries=False, local_files_only=offline)
             for file in ("tokenizer.json", "tokenizer_config.json")
         ]
-    if found[0] is None:
+    if files[0] is None:
         return converted_tokenizer({"tokenizer of": name}, name, {"local_files_only": offline})
-    contents = {Path(file).name: Path(file).read_bytes() for file in found if file}
-    folder = cache_folder() / "tokenizers" / digest([name, *(hash_of(Path(file)) for file in found if file)])[:32]
+    contents = {Path(file).name: Path(file).read_bytes() for file in files if file}
+    folder = cache_folder() / "tokenizers" / digest([name, *(hash_of(Path(file)) for file in files if file)])[:32]
     if verified_manifest(folder) is None:
 
-        def write(place: Path) -> dict[str, Any]:
-            for file, data in contents.items():
-                (place / file).write_bytes(data)
+        def write(target: Path) -> dict[str, Any]:
+            for file_name, content in contents.items():
+                (target / file_name).write_bytes(content)
             return {}
 
         build(folder, {"tokenizer of": name}, write)
     return folder
 
 
-def converted_tokenizer(key: dict[str, Any], place: str, settings: dict[str, Any]) -> Path:
+def converted_tokenizer(key: dict[str, Any], source: str, settings: dict[str, Any]) -> Path:
+    """Folder in the cache with a tokenizer that transformers converted from another format."""
     from transformers import AutoTokenizer
 
     folder = cache_folder() / "tokenizers" / digest(key)[:32]
     if verified_manifest(folder) is None:
-        with quiet_transformers(), _in_one_line(place):
-            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, use_fast=True, **settings)
-        build(folder, key, lambda beside: tokenizer.save_pretrained(beside) and {})
+        with quiet_transformers(), _in_one_line(source):
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, use_fast=True, **settings)
+        build(folder, key, lambda target: tokenizer.save_pretrained(target) and {})
     return folder
 
 
 def hub_is_reachable() -> bool:
-    """Whether the hub's name is known here, or a proxy knows it; asking in vain would take a minute and a half."""
+    """Whether the name of the hub resolves or a proxy is set; an unreachable hub times out only after 90 seconds."""
     from huggingface_hub.constants import ENDPOINT
 
     if getproxies():
@@ -70,8 +74,8 @@ def hub_is_reachable() -> bool:
 
 
 @contextmanager
-def _in_one_line(shown: str) -> Iterator[None]:
-    """Whatever a library says of a model that cannot be loaded, in one line."""
+def _in_one_line(name: str) -> Iterator[None]:
+    """Turn any error of a library into a `BadInput` with a message of one line."""
     try:
         yield
     except BadInput:
@@ -79,22 +83,22 @@ def _in_one_line(shown: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        said = " ".join(str(error).split()) or type(error).__name__
-        if said.startswith("Unrecognized configuration class"):  # and then a list of all that there are
-            said = "transformers has no causal language model of this kind"
-        raise BadInput(f"{shown} cannot be loaded: {said[:300]}") from error
+        message = " ".join(str(error).split()) or type(error).__name__
+        if message.startswith("Unrecognized configuration class"):  # followed by a list of all classes
+            message = "transformers has no causal language model for this configuration"
+        raise BadInput(f"{name} cannot be loaded: {message[:300]}") from error
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from printing while it loads."""
+    """Suppress the console output of transformers."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):  # some bars do not ask whether they are wanted
+        with redirect_stderr(io.StringIO()):  # some progress bars ignore the setting above
             yield
     finally:
         logging.set_verbosity(level)

@@ -1,4 +1,4 @@
-"""Where a model comes from: a run folder, a Hugging Face folder or id, a GGUF file. Found and checked, not loaded."""
+"""Where a model comes from: a run folder, a Hugging Face folder or id, a GGUF file. Located, not loaded."""
 
 import os
 import re
@@ -10,26 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.format import HUB_ID
 from fieldlens.models.hub import converted_tokenizer, fetched_tokenizer, require_gguf
-from fieldlens.storage.content_cache import hash_of
+from fieldlens.storage.atomic import hash_of
 from fieldlens.storage.run_dir import Run
 
-_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-
-
 _OF_TOKENIZER = re.compile(r".*(token|vocab|merges|spiece).*")
-
-
 _NAMELESS = re.compile(r"model|weights|checkpoints?|best|final|last|latest", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from: found and looked at, not loaded."""
+    """Where a model comes from: located, not loaded."""
 
     text: str
     name: str
-    """What tables and legends call it: a run goes by its scheme."""
+    """Its name in tables and legends: for a run, the scheme."""
     path: Path | None
     """None for a hub id."""
     run: Run | None = None
@@ -40,7 +36,7 @@ class Origin:
 
     @cached_property
     def tokenizer(self) -> Path:
-        """The folder of the model's tokenizer: its own, or one made in the cache from what transformers can read."""
+        """The folder of the model's tokenizer: its own, or one in the cache that transformers converted."""
         if self.path is None:
             return fetched_tokenizer(self.text)
         if self.path.is_file():
@@ -57,86 +53,86 @@ class Origin:
 
     @property
     def trained_on(self) -> tuple[str, str | None] | None:
-        """Where the text of a run lies, and its fingerprint; None for models that are no runs."""
+        """The corpus that a run was trained on and its fingerprint; None for other models."""
         if self.run is None:
             return None
         data = self.run.read(self.run.data)
         return data.get("place") or self.about()["recipe"]["corpus"], data.get("corpus")
 
     def about(self) -> dict[str, Any]:
-        """What a result says of the model before it is loaded: its name, and a run's recipe."""
+        """What results record of the model before it is loaded: its name, and the recipe of a run."""
         if self.run is None:
             return {"name": self.name}
-        known = self.run.read(self.run.config)
+        config = self.run.read(self.run.config)
         return {
             "name": self.name,
             "folder": self.run.folder.name,
-            "recipe": known["recipe"],
-            "data": known["experiment"]["data"],
-            "address": known["address"],
-            **{key: known["experiment"][key] for key in ("scheme_source",) if key in known["experiment"]},
+            "recipe": config["recipe"],
+            "data": config["experiment"]["data"],
+            "address": config["address"],
+            **{key: config["experiment"][key] for key in ("scheme_source",) if key in config["experiment"]},
         }
 
 
 def find_model(text: str) -> Origin:
-    """The origin that a command's MODEL means."""
+    """The origin of a model that was named on the command line."""
     run, path = Run(Path(text)), Path(text)
     if run.status.is_file() and run.config.is_file():
         _check_run(run, text)
         state = run.read(run.status).get("state")
         if state != "diverged" and not run.model.is_dir():
-            raise BadInput(f"{text} is a run without a model: it is {state}; fieldlens train --resume finishes it")
+            raise BadInput(f"{text} has no model yet (state: {state}): finish the run with fieldlens train --resume")
         return Origin(text, str(run.read(run.config)["recipe"]["scheme"]), run.model, run)
     if path.is_dir():
         _check_folder(path, text)
         return Origin(text, name_of(path), path)
     if path.is_file() and path.suffix.lower() == ".gguf":
         return Origin(text, name_of(path.with_suffix("")), path)
-    if not path.exists() and _HUB.fullmatch(text) and not path.parent.exists():
+    if not path.exists() and HUB_ID.fullmatch(text) and not path.parent.exists():
         return Origin(text, text, None)
-    wanted = "give a run folder, a Hugging Face folder or id (owner/name), or a .gguf file"
-    raise BadInput(
-        f"{text} is a file, but no .gguf: {wanted}" if path.is_file() else f"model '{text}' does not exist: {wanted}"
-    )
+    allowed = "give a run folder, a Hugging Face folder or id (owner/name), or a .gguf file"
+    problem = f"{text} is a file but not a .gguf" if path.is_file() else f"model '{text}' does not exist"
+    raise BadInput(f"{problem}: {allowed}")
 
 
 def name_of(path: Path) -> str:
-    """What a model is called by its place: the folder's name, or the parent's where that says nothing (`model`)."""
-    given = Path(os.path.abspath(path))  # links are not followed: in the hub's cache they lead to hashes
-    places = [given, *given.parents]
-    return next((one.name for one in places if one.name and not _NAMELESS.fullmatch(one.name)), path.name)
+    """The name of a model by its path: the folder's name, or its parent's if that says nothing (`model`)."""
+    absolute = Path(os.path.abspath(path))  # links are not followed: in the hub's cache they lead to hashes
+    folders = [absolute, *absolute.parents]
+    return next((folder.name for folder in folders if folder.name and not _NAMELESS.fullmatch(folder.name)), path.name)
 
 
 def unique_names(origins: Sequence[Origin]) -> list[str]:
-    """The names of models; those that share theirs with as much of the end of their path as differs."""
-    found = []
-    for one in origins:
-        alike = [Path(other.text).parts[::-1] for other in origins if other.name == one.name]
-        mine = Path(one.text).parts[::-1]
-        deep = next((n for n in range(1, len(mine)) if sum(parts[:n] == mine[:n] for parts in alike) == 1), len(mine))
-        found.append(one.name if len(alike) == 1 else f"{one.name} ({Path(*mine[:deep][::-1])})")
-    return found
+    """The names of models; where names are equal, with as much of the end of the path as makes them differ."""
+    names = []
+    for origin in origins:
+        same = [Path(other.text).parts[::-1] for other in origins if other.name == origin.name]
+        parts = Path(origin.text).parts[::-1]
+        lengths = (n for n in range(1, len(parts)) if sum(other[:n] == parts[:n] for other in same) == 1)
+        ending = Path(*parts[: next(lengths, len(parts))][::-1])
+        names.append(origin.name if len(same) == 1 else f"{origin.name} ({ending})")
+    return names
 
 
 def _check_folder(path: Path, text: str) -> None:
-    """Refuse what transformers would pass by in silence, or in riddles: an adapter without peft, pickled weights."""
-    whole = (path / "config.json").is_file()
-    if (path / "adapter_config.json").is_file() and not (whole and find_spec("peft")):
-        mend = "install peft, or merge it into its base" if whole else "merge it into its base"
-        raise BadInput(f"{text} is a LoRA adapter: {mend} (merge_and_unload) and save that")
-    if not whole:
-        raise BadInput(f"{text} is no model: there is neither a config.json nor a run in it")
+    """Refuse what transformers would load silently or fail on unclearly: LoRA adapters, pickled weights."""
+    complete = (path / "config.json").is_file()
+    if (path / "adapter_config.json").is_file() and not (complete and find_spec("peft")):
+        remedy = "install peft, or merge it into its base model" if complete else "merge it into its base model"
+        raise BadInput(f"{text} is a LoRA adapter: {remedy} (merge_and_unload) and save the result")
+    if not complete:
+        raise BadInput(f"{text} is not a model: it contains neither a config.json nor a run")
     if any(path.glob("pytorch_model*.bin")) and not any(path.glob("model*.safetensors")):
-        mend = "save it again with save_pretrained (safetensors)"
-        raise BadInput(f"{text} has only pickled weights, which are not opened: {mend}")
+        remedy = "save it with save_pretrained (safetensors)"
+        raise BadInput(f"{text} has only pickled weights, which are not loaded: {remedy}")
 
 
 def _check_run(run: Run, text: str) -> None:
     status, config = run.read(run.status), run.read(run.config)
     try:
-        whole = isinstance(status["state"], str) and isinstance(config["recipe"]["scheme"], str)
-        whole = whole and {"corpus", "seed"} <= set(config["recipe"]) and {"experiment", "address"} <= set(config)
+        complete = isinstance(status["state"], str) and isinstance(config["recipe"]["scheme"], str)
+        complete = complete and {"corpus", "seed"} <= set(config["recipe"]) and {"experiment", "address"} <= set(config)
     except (KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise BadInput(f"{text} looks like a run folder, but its status.json or config.json is not one of ours")
+        complete = False
+    if not complete:
+        raise BadInput(f"{text} looks like a run folder, but fieldlens did not write its status.json or config.json")

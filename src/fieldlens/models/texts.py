@@ -1,4 +1,4 @@
-"""The text that models are evaluated and measured on: a file, a corpus, or the one that they were trained on."""
+"""The text on which models are evaluated and measured: a file, a corpus, or the training corpus."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,19 +9,19 @@ from fieldlens.models.origin import Origin
 
 
 def read_texts(origins: Sequence[Origin], file: Path | None, corpus: str | None, split: str) -> dict[Path, Text]:
-    """What --text or --corpus names, or else the runs' own corpus, in the tokens of each tokenizer."""
+    """Tokenize the text of --text or --corpus, by default the training corpus of the runs, with each tokenizer."""
     tokenizers = dict.fromkeys(origin.tokenizer for origin in origins if not origin.diverged)
     if file is not None:
-        given = open_text(file)
-        return {tokenizer: read_file(given, tokenizer) for tokenizer in tokenizers}
-    name, known = (corpus, None) if corpus else own_corpus(origins)
-    return {tokenizer: read_text(name, split, tokenizer, known=known) for tokenizer in tokenizers}
+        text_file = open_text(file)
+        return {tokenizer: read_file(text_file, tokenizer) for tokenizer in tokenizers}
+    name, fingerprint = (corpus, None) if corpus else own_corpus(origins)
+    return {tokenizer: read_text(name, split, tokenizer, fingerprint=fingerprint) for tokenizer in tokenizers}
 
 
 def own_corpus(origins: Sequence[Origin]) -> tuple[str, str | None]:
-    """The corpus that the runs were trained on, and its text; without runs stdlib, and with two there is no telling."""
-    found = [origin.trained_on for origin in origins if origin.trained_on]
-    names = dict.fromkeys(corpus for corpus, _ in found)
+    """The training corpus of the runs and its fingerprint; stdlib without runs. Different corpora are an error."""
+    corpora = [origin.trained_on for origin in origins if origin.trained_on]
+    names = dict.fromkeys(corpus for corpus, _ in corpora)
     if len(names) > 1:
         raise BadInput(f"these runs were trained on different corpora ({', '.join(names)}): choose one with --corpus")
-    return found[0] if found else ("stdlib", None)
+    return corpora[0] if corpora else ("stdlib", None)

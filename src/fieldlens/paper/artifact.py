@@ -1,7 +1,7 @@
-"""An artifact: one table or figure of the paper. It says which runs it needs and how it is drawn.
+"""Artifacts: the tables and figures of the paper, with the runs that each needs and how it is drawn.
 
-fresh: every result that it needs is there. partial: some are. stale: a result was trained otherwise, made for another
-question or from another text, or what lies drawn in the folder was drawn from other results. missing: none is there.
+States. fresh: all required results are available. partial: some are. missing: none is. stale: a result has other
+training settings, another evaluation request or another text, or the files in the folder were drawn from other results.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from fieldlens.storage.results import read_json, write_json
 from fieldlens.study.plan import Job
 
 VERSION = 1
-"""Of how artifacts are drawn; a change makes what lies drawn stale."""
+"""Version of the drawing code; a change makes existing files stale."""
 
 KIND = "fieldlens artifact"
 FORMATS = ("png", "svg")
@@ -42,25 +42,25 @@ CAVEAT = (
 
 @dataclass(frozen=True)
 class Drawn:
-    """What an artifact consists of: sheets, with figures by what their names end in."""
+    """The content of an artifact: tables, and figures by the suffix of their file names."""
 
     sheets: Sequence[Table] = ()
     figures: dict[str, Figure] = field(default_factory=dict)
     records: Sequence[dict[str, Any]] = ()
-    """The numbers of its cells, in full."""
+    """The values of the table cells at full precision, for the CSV file."""
 
 
 REGISTERED: dict[str, "type[Artifact]"] = {}
 
 
 class Artifact(ABC):
-    """A table or figure, named after its label in the paper's source."""
+    """A table or figure, named by its label in the paper's source."""
 
     name: ClassVar[str]
     kind: ClassVar[Literal["table", "figure"]]
     title: ClassVar[str]
     stand_ins: ClassVar[bool] = True
-    """Whether numbers from the corpora appear in it."""
+    """Whether it shows numbers measured on the corpora."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -69,7 +69,7 @@ class Artifact(ABC):
             REGISTERED[cls.name] = cls
 
     def jobs(self, results: PaperResults) -> list[Job]:
-        """The runs of the study that it needs."""
+        """The jobs of the study that it needs."""
         return []
 
     @property
@@ -77,28 +77,28 @@ class Artifact(ABC):
         return type(self).jobs is not Artifact.jobs
 
     def parts(self, results: PaperResults) -> dict[str, str]:
-        """All that it needs, by name: done, stale or missing."""
+        """The state of each required run by name: done, stale or missing."""
         return {job.name: results.states[job.name] for job in self.jobs(results)}
 
     def cut(self, results: PaperResults) -> str:
-        """What is not there."""
+        """A summary of the runs that are available."""
         return cut(self.jobs(results), results)
 
     def files(self, results: PaperResults) -> list[Path]:
-        """The files that it is drawn from."""
+        """The result files that it is drawn from."""
         done = [job.name for job in self.jobs(results) if results.states[job.name] == "done"]
         return [path for name in done for path in sorted((results.folder / name).iterdir())]
 
     def run(self, results: PaperResults, workers: int, machine: Machine) -> None:  # noqa: B027
-        """Make what it needs and the study does not."""
+        """Perform the required runs that are not part of the study."""
 
     @abstractmethod
     def draw(self, results: PaperResults) -> Drawn:
-        """Make it from the results that are there."""
+        """Draw it from the available results."""
 
 
 def registry() -> dict[str, Artifact]:
-    """Every artifact there is: the files of the folder artifacts."""
+    """Every artifact by name, from the modules of fieldlens.paper.artifacts."""
     for module in pkgutil.iter_modules(artifacts.__path__):
         importlib.import_module(f"{artifacts.__name__}.{module.name}")
     ordered = sorted(REGISTERED.items(), key=lambda pair: (pair[1].kind, pair[0]))
@@ -107,77 +107,82 @@ def registry() -> dict[str, Artifact]:
 
 def find(name: str) -> Artifact:
     """An artifact by its name."""
-    known = registry()
-    if name not in known:
-        raise unknown("artifact", name, [*known, "all", "claims"])
-    return known[name]
+    by_name = registry()
+    if name not in by_name:
+        raise unknown("artifact", name, [*by_name, "all", "claims"])
+    return by_name[name]
 
 
 def state(artifact: Artifact, results: PaperResults, out: Path) -> dict[str, Any]:
-    """How it stands: its state, and what was cut."""
+    """The state of an artifact, with the reasons and the number of runs."""
     states = list(artifact.parts(results).values())
-    counts = {what: states.count(what) for what in ("done", "stale", "missing")}
-    drawn = _drawn(artifact, out)
-    moved = drawn is not None and drawn != _source(artifact, results)
-    found: State
-    if counts["stale"] or moved:
-        found = "stale"
+    counts = {name: states.count(name) for name in ("done", "stale", "missing")}
+    drawn = _drawn_source(artifact, out)
+    outdated = drawn is not None and drawn != _source(artifact, results)
+    state: State
+    if counts["stale"] or outdated:
+        state = "stale"
     elif counts["missing"] or (artifact.needs_runs and not states):
-        found = "partial" if counts["done"] else "missing"
+        state = "partial" if counts["done"] else "missing"
     else:
-        found = "fresh"
-    why = [unfit] if (unfit := _unfit(states)) else []
-    why += ["drawn from other results or settings than there are now"] if moved else []
-    why += [artifact.cut(results)] if counts["missing"] else []
-    why += [f"study '{results.study.name}' has none of its runs"] if artifact.needs_runs and not states else []
+        state = "fresh"
+    reasons = [stale] if (stale := _stale_note(states)) else []
+    reasons += ["drawn from other results or settings than the current ones"] if outdated else []
+    reasons += [artifact.cut(results)] if counts["missing"] else []
+    reasons += [f"study '{results.study.name}' contains none of its runs"] if artifact.needs_runs and not states else []
     return {
         "name": artifact.name,
         "kind": artifact.kind,
         "title": artifact.title,
-        "state": found,
-        "why": "; ".join(why),
+        "state": state,
+        "why": "; ".join(reasons),
         "runs": {"needed": len(states), **counts},
         "drawn": drawn is not None,
     }
 
 
 def cut(jobs: Sequence[Job], results: PaperResults) -> str:
-    """What is not there of some runs: corpora, seeds, and how many runs are."""
+    """A summary of which runs are available: corpora, seeds and number of runs."""
     done = [job for job in jobs if results.states[job.name] == "done"]
     if not done:
         return f"none of {len(jobs)} runs"
-    said = []
-    corpora, all_corpora = ({job.recipe.corpus: None for job in some} for some in (done, jobs))
+    parts = []
+    corpora, all_corpora = ({job.recipe.corpus: None for job in group} for group in (done, jobs))
     if len(corpora) < len(all_corpora):
-        said.append(f"{', '.join(corpora)} only")
-    asked, there = (
-        Counter((job.recipe.scheme, job.recipe.corpus, job.recipe.length) for job in some) for some in (jobs, done)
+        parts.append(f"{', '.join(corpora)} only")
+    required, available = (
+        Counter((job.recipe.scheme, job.recipe.corpus, job.recipe.length) for job in group) for group in (jobs, done)
     )
-    lacking = [(there[one], wanted) for one, wanted in asked.items() if one[1] in corpora and there[one] < wanted]
+    lacking = [
+        (available[model], expected)
+        for model, expected in required.items()
+        if model[1] in corpora and available[model] < expected
+    ]
     if lacking:
-        (few, many), most = (f(have for have, _ in lacking) for f in (min, max)), max(wanted for _, wanted in lacking)
-        said.append(f"{few if few == many else f'{few} to {many}'} of {most} seeds")
-    return ", ".join([*said, f"{len(done)} of {len(jobs)} runs"])
+        low, high = (f(count for count, _ in lacking) for f in (min, max))
+        total = max(expected for _, expected in lacking)
+        parts.append(f"{low if low == high else f'{low} to {high}'} of {total} seeds")
+    return ", ".join([*parts, f"{len(done)} of {len(jobs)} runs"])
 
 
 def redraw(artifact: Artifact, results: PaperResults, out: Path) -> tuple[Drawn, list[Path]]:
-    """Draw an artifact into a folder; its last file says what it was drawn from."""
+    """Draw an artifact into a folder; the last file, NAME.json, records the source and the files."""
     states = list(artifact.parts(results).values())
     if artifact.needs_runs and not states:
-        raise BadInput(f"{artifact.name}: study '{results.study.name}' has none of its runs")
+        raise BadInput(f"{artifact.name}: study '{results.study.name}' contains none of its runs")
     if states and "done" not in states:
-        none = f"{results.folder} has no result of any that study '{results.study.name}' asks for"
-        given = ", from the texts in --corpora FOLDER" if artifact.needs_runs else ""
+        none = f"{results.folder} has no result of these runs of study '{results.study.name}'"
+        corpora = " --corpora FOLDER" if artifact.needs_runs else ""
         raise BadInput(
-            f"{artifact.name} needs {len(states)} runs, and {results.absent or _unfit(states) or none}; "
-            f"fieldlens paper {artifact.name} --run makes them{given}"
+            f"{artifact.name} needs {len(states)} runs, but {results.absent or _stale_note(states) or none}; "
+            f"to perform the runs, use fieldlens paper {artifact.name} --run{corpora}"
         )
     drawn = artifact.draw(results)
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    for ending, figure in drawn.figures.items():
-        for form in FORMATS:
-            path = out / f"{artifact.name}{ending}.{form}"
+    for suffix, figure in drawn.figures.items():
+        for extension in FORMATS:
+            path = out / f"{artifact.name}{suffix}.{extension}"
             save(figure, path)
             written.append(path)
     notes = notes_of(artifact, results)
@@ -187,57 +192,57 @@ def redraw(artifact: Artifact, results: PaperResults, out: Path) -> tuple[Drawn,
         + "\n",
         "csv": records_csv(drawn.records),
     }
-    for form, text in texts.items():
-        if drawn.sheets and (form != "csv" or drawn.records):
-            path = out / f"{artifact.name}.{form}"
+    for extension, text in texts.items():
+        if drawn.sheets and (extension != "csv" or drawn.records):
+            path = out / f"{artifact.name}.{extension}"
             replace_file(path, text.encode())
             written.append(path)
-    for name in _files(artifact, out) - {path.name for path in written}:
-        (out / name).unlink(missing_ok=True)  # of results that are no longer there
+    for name in _drawn_files(artifact, out) - {path.name for path in written}:
+        (out / name).unlink(missing_ok=True)  # drawn from results that no longer exist
     content = {"kind": KIND, "name": artifact.name, "source": _source(artifact, results)}
     write_json(out / f"{artifact.name}.json", content | {"files": [path.name for path in written]})
     return drawn, written
 
 
 def notes_of(artifact: Artifact, results: PaperResults) -> list[str]:
-    """What must be said beside it: what was cut, and what stands for what."""
+    """The notes below an artifact: missing runs, stale results, and corpora that replace the paper's."""
     states = list(artifact.parts(results).values())
-    stands = artifact.stand_ins and results.corpus("arxiv") != "arxiv"
+    replaced = artifact.stand_ins and results.corpus("arxiv") != "arxiv"
     notes = [] if set(states) <= {"done"} else [f"Cut: {artifact.cut(results)}."]
-    notes += [f"Left out: {unfit}."] if (unfit := _unfit(states)) else []
-    return notes + ([CAVEAT] if stands else [])
+    notes += [f"Left out: {stale}."] if (stale := _stale_note(states)) else []
+    return notes + ([CAVEAT] if replaced else [])
 
 
-def _unfit(states: Sequence[str]) -> str:
-    """What is said of results that are there and cannot be used."""
+def _stale_note(states: Sequence[str]) -> str:
+    """A note about stale results; empty if there are none."""
     count = states.count("stale")
-    how = "trained otherwise, for another question, from another text, or damaged"
-    return f"{count} of {len(states)} results are {how}" if count else ""
+    causes = "other training settings, another evaluation request, another text, or damaged"
+    return f"{count} of {len(states)} results are stale ({causes})" if count else ""
 
 
 def _source(artifact: Artifact, results: PaperResults) -> str:
-    """Names what an artifact is drawn from: the study's recipe and texts, the printed numbers, its results' files."""
+    """A hash of everything an artifact is drawn from: the study's recipes and texts, printed numbers, result files."""
     recipes = sorted({repr(job.recipe) for job in results.study.whole if job.recipe.scheme == "sandwich"})
-    known = [VERSION, artifact.name, recipes, sorted(results.study.pins.items()), printed_text()]
-    found = hashlib.sha256(repr(known).encode())
+    settings = [VERSION, artifact.name, recipes, sorted(results.study.pins.items()), printed_text()]
+    source = hashlib.sha256(repr(settings).encode())
     for path in artifact.files(results):
-        found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()[:16]
+        source.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return source.hexdigest()[:16]
 
 
-def _files(artifact: Artifact, out: Path) -> set[str]:
-    """What was drawn of an artifact into a folder before."""
+def _drawn_files(artifact: Artifact, out: Path) -> set[str]:
+    """The names of an artifact's existing files in a folder."""
     try:
         return {name for name in read_json(out / f"{artifact.name}.json")["files"] if name.startswith(artifact.name)}
     except (BadInput, KeyError, TypeError, AttributeError):
         return set()
 
 
-def _drawn(artifact: Artifact, out: Path) -> str | None:
-    """What the artifact that lies in a folder was drawn from; nothing if it does not lie there whole."""
+def _drawn_source(artifact: Artifact, out: Path) -> str | None:
+    """The source hash recorded with an artifact's files in a folder; None if the files are incomplete."""
     try:
-        found = read_json(out / f"{artifact.name}.json")
-        whole = found["kind"] == KIND and all((out / name).is_file() for name in found["files"])
-        return str(found["source"]) if whole else None
+        content = read_json(out / f"{artifact.name}.json")
+        complete = content["kind"] == KIND and all((out / name).is_file() for name in content["files"])
+        return str(content["source"]) if complete else None
     except (BadInput, KeyError, TypeError):
         return None

@@ -1,6 +1,6 @@
-"""Cells of tables: the paper's number, and ours beside it."""
+"""Table cells: the paper's number next to ours."""
 
-import statistics as plain
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +9,12 @@ from fieldlens.paper.printed import Cell
 from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED
 
-BETWEEN = " · "
+SEPARATOR = " · "
 
 
 @dataclass(frozen=True)
 class Score:
-    """Perplexity of one model at one length over the seeds that are there."""
+    """Perplexity of one model at one length, by seed."""
 
     values: dict[int, float]
     diverged: int = 0
@@ -22,19 +22,19 @@ class Score:
 
     @property
     def mean(self) -> float | None:
-        return plain.fmean(self.values.values()) if self.values else None
+        return statistics.fmean(self.values.values()) if self.values else None
 
     @property
     def deviation(self) -> float | None:
-        return plain.stdev(self.values.values()) if len(self.values) > 1 else None
+        return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
 
     def __str__(self) -> str:
         if self.mean is None:
             return "diverged" if self.diverged else "–"
         digits = places(self.mean)
         spread = f" ± {self.deviation:.{digits}f}" if self.deviation is not None else ""
-        lost = f" ({self.diverged} diverged)" if self.diverged else ""
-        return f"{self.mean:.{digits}f}{spread}{self.mark}{lost}"
+        suffix = f" ({self.diverged} diverged)" if self.diverged else ""
+        return f"{self.mean:.{digits}f}{spread}{self.mark}{suffix}"
 
 
 def score(
@@ -44,24 +44,28 @@ def score(
     length: int,
     trained: int = TRAINED,
     control: bool = False,
-    **asked: Any,
+    **criteria: Any,
 ) -> Score:
-    """Ours, for a model, corpus and length of the paper's."""
-    found = results.evaluations(model, corpus, trained, control, **asked)
-    here = results.length(length)
-    values = {seed: one.score(here) for seed, one in found.items() if here in one.losses}
-    return Score(values, sum(not one.losses for one in found.values()))
+    """Our score for a model, corpus and length of the paper."""
+    evaluations = results.evaluations(model, corpus, trained, control, **criteria)
+    our_length = results.length(length)
+    values = {
+        seed: evaluation.score(our_length)
+        for seed, evaluation in evaluations.items()
+        if our_length in evaluation.losses
+    }
+    return Score(values, sum(not evaluation.losses for evaluation in evaluations.values()))
 
 
 def both(paper: Cell | None, ours: Score) -> str:
-    """*paper · ours*."""
-    return f"{paper if paper is not None else '–'}{BETWEEN}{ours}"
+    """The text of a cell: paper · ours."""
+    return f"{paper if paper is not None else '–'}{SEPARATOR}{ours}"
 
 
 def record(
     results: PaperResults, corpus: str, model: str, length: int, paper: Cell | None, ours: Score, control: bool = False
 ) -> dict[str, Any]:
-    """The same for a spreadsheet, in full: the paper's corpus, model and length, and what ours was measured on."""
+    """The CSV record of a cell at full precision, with the paper's corpus, model and length and ours."""
     return {
         "corpus": corpus,
         "model": model,
@@ -82,6 +86,6 @@ def record(
 
 
 def row_heading(results: PaperResults, length: int) -> str:
-    """A relative length, with the paper's and ours: × 2 (1024 | 256)."""
+    """The relative length, with the paper's length and ours: × 2 (1024 | 256)."""
     relative = f"× {length / TRAINED:g}"
     return f"{relative} ({length})" if results.factor == 1 else f"{relative} ({length} | {results.length(length)})"

@@ -1,4 +1,4 @@
-"""Pictures that only the paper needs: small matrices, the protocol's excerpts, gradients by position."""
+"""Figures used only for the paper: small matrices, evaluation excerpts, cumulative gradient by position."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,28 +16,28 @@ INPUT, TARGET, OUTSIDE = "#56B4E9", "#D55E00", "#EEEEEE"
 
 
 def on_corpus(figure: Figure, label: str) -> Figure:
-    """The figure, with the corpus named where nobody overlooks it: a picture travels without its caption."""
+    """Add the corpus to the x label, since figures are often shown without a caption."""
     panel = figure.axes[0]
     panel.set_xlabel(f"{panel.get_xlabel()} — {label}", fontsize=7)
     return figure
 
 
 def small_matrices(panels: Mapping[str, tuple[Tensor, bool]]) -> Figure:
-    """Matrices of a few tokens, queries down, keys across, each from a bias by distance, nan where nothing is seen.
+    """Matrices of a few tokens, with queries as rows and keys as columns.
 
-    A cell shows its bias, or, of a matrix of scores, which query meets which key.
+    A panel has a bias by distance, NaN where masked, and whether its cells show scores (q·k) instead of the bias.
     """
     figure, axes = new_figure(len(panels), across=1)
     for panel, (title, (line_N, scores)) in zip(axes, panels.items(), strict=True):
         count = len(line_N)
-        least = float(np.nanmin(line_N.numpy())) or -1.0
+        minimum = float(np.nanmin(line_N.numpy())) or -1.0
         for query in range(count):
             for key in range(count):
                 value = float(line_N[query - key]) if query >= key else float("nan")
                 hidden = np.isnan(value)
                 text = "-∞" if hidden else f"q{query + 1}·k{key + 1}" if scores else f"{abs(value):.3g}"
                 sign = "-" if not (hidden or scores) and value < 0 else ""
-                _cell(panel, key, query, sign + text, None if hidden else 0.3 if scores else 0.75 * value / least)
+                _cell(panel, key, query, sign + text, None if hidden else 0.3 if scores else 0.75 * value / minimum)
         panel.set_xlim(0, count)
         panel.set_ylim(count, 0)
         panel.set_aspect("equal")
@@ -50,7 +50,7 @@ def small_matrices(panels: Mapping[str, tuple[Tensor, bool]]) -> Figure:
 
 
 def _cell(panel: Axes, key: int, query: int, text: str, depth: float | None) -> None:
-    """A square, the darker the deeper; grey without a depth."""
+    """Draw a square, darker for a larger depth, grey without one."""
     colour = OUTSIDE if depth is None else (1 - 0.66 * depth, 1 - 0.3 * depth, 1 - 0.09 * depth)
     panel.add_patch(Rectangle((key, query), 1, 1, facecolor=colour, edgecolor="white", linewidth=1))
     ink = "#777777" if depth is None else "black"
@@ -58,7 +58,7 @@ def _cell(panel: Axes, key: int, query: int, text: str, depth: float | None) -> 
 
 
 def excerpt_rows(panels: Mapping[str, Sequence[Excerpt]]) -> Figure:
-    """One panel per length, one row per target: the tokens that it is predicted from, and itself."""
+    """One panel per length, one row per target: its input tokens and the target."""
     figure, axes = new_figure(len(panels), across=1)
     width = max(excerpt.stop for excerpts in panels.values() for excerpt in excerpts) + 1
     for panel, (title, excerpts) in zip(axes, panels.items(), strict=True):
@@ -84,10 +84,9 @@ def excerpt_rows(panels: Mapping[str, Sequence[Excerpt]]) -> Figure:
 
 
 def position_curves(curves: Sequence[Curve]) -> Figure:
-    """Cumulative share of the tokens from each position on; the training length marked from both ends.
+    """Cumulative gradient share of the tokens from each position on, with marks at L_tr and L - L_tr.
 
-    A mark at position L_tr shows whether a model reads what stood at the end of its training sequences, one at L - L_tr
-    where the most recent L_tr tokens begin.
+    L_tr is the last position of the training sequences; the most recent L_tr tokens begin at L - L_tr.
     """
     figure, (panel,) = new_figure(1)
     length = max(len(curve.middle) for curve in curves)
@@ -103,11 +102,11 @@ def position_curves(curves: Sequence[Curve]) -> Figure:
         )
         panel.fill_between(positions, curve.low[::-1], curve.high[::-1], color=tint, alpha=0.15, linewidth=0)
     for trained in sorted({curve.train_length for curve in curves if curve.train_length}):
-        for at, words in ((trained, f"L_tr = {trained}"), (length - trained, f"last {trained}")):
-            panel.axvline(at, color="#777777", linewidth=0.8, linestyle=":")
+        for position, text in ((trained, f"L_tr = {trained}"), (length - trained, f"last {trained}")):
+            panel.axvline(position, color="#777777", linewidth=0.8, linestyle=":")
             panel.annotate(
-                words,
-                (at, 1.0),
+                text,
+                (position, 1.0),
                 xycoords=("data", "axes fraction"),
                 fontsize=6,
                 color="#555555",

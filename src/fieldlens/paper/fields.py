@@ -1,4 +1,4 @@
-"""Receptive fields as the paper's figures show them: curves with their legends, and what is read from them."""
+"""Receptive fields as in the paper's figures: labelled curves, and a table of the values read from them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,21 +16,21 @@ from fieldlens.schemes.spec import parse
 
 
 def curves(results: PaperResults, models: Sequence[str], corpus: str, trained: int = TRAINED) -> list[Curve]:
-    """A line for each model that was measured; its label names the paper's value, ours, and where it reaches 99 %."""
-    found = []
+    """One curve per measured model; the label has the paper's value, ours, and the ERF."""
+    curves = []
     for model in models:
         field = results.field(model, corpus, trained)
         if field is not None:
-            found.append(
+            curves.append(
                 field.curve(results.spec(model))._replace(label=f"{results.label(model)}: ERF {field.bounded()}")
             )
-    return found
+    return curves
 
 
 def reading(
     results: PaperResults, models: Sequence[str], corpus: str, trained: int = TRAINED
 ) -> tuple[Table, list[dict[str, Any]]]:
-    """What is read from the curves: ERF in units of the training length, coverage, and the theoretical reach."""
+    """A table of the curves, and its records: ERF / L_tr, coverage, and the theoretical receptive field."""
     printed, rows, records = receptive_fields(), [], []
     for model in models:
         field, spec = results.field(model, corpus, trained), results.spec(model)
@@ -58,7 +58,7 @@ def reading(
 
 
 def distance(a: ReceptiveField, b: ReceptiveField) -> float:
-    """How far apart two curves lie: the largest gap between their cumulative shares, from 0 to 1."""
-    first, second = (np.cumsum(one.shares()[::-1]) for one in (a, b))
-    shared = min(len(first), len(second))
-    return float(abs(first[:shared] - second[:shared]).max())
+    """The largest gap between two cumulative curves, from 0 to 1."""
+    first, second = (np.cumsum(field.shares()[::-1]) for field in (a, b))
+    length = min(len(first), len(second))
+    return float(abs(first[:length] - second[:length]).max())

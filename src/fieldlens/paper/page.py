@@ -24,6 +24,9 @@ HOW = (
     "Δ 2 | 0 is the paper's shift of 2, which is 0 at our training length."
 )
 
+SECTIONS = {False: "The paper's claims", True: "Findings of our own"}
+"""Section headings, by whether the claims are ours."""
+
 REVISED = (
     "The rules were not fixed before the results: they were mended while the first two seeds of latex were being "
     "read, the third of Sandwich being there already. With the last of these changes five verdicts moved on the same "
@@ -37,78 +40,81 @@ REVISED = (
 )
 
 
-def sheet_of(found: Sequence[Judged]) -> Table:
-    """One line per claim."""
-    rows = [["ours" if one.ours else "paper", one.name, one.verdict, one.says] for one in found]
-    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
+def sheet_of(claims: Sequence[Judged]) -> Table:
+    """A table with one row per claim."""
+    rows = [["ours" if claim.ours else "paper", claim.name, claim.verdict, claim.says] for claim in claims]
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
     title = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     return Table(["whose", "claim", "verdict", "what it says"], rows, title)
 
 
-def write_pages(results: PaperResults, found: Sequence[Judged], out: Path) -> list[Path]:
+def write_pages(results: PaperResults, claims: Sequence[Judged], out: Path) -> list[Path]:
     """Write claims.html and claims.md into a folder."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, text in (("claims.html", html(results, found)), ("claims.md", markdown(results, found))):
+    for name, text in (("claims.html", html(results, claims)), ("claims.md", markdown(results, claims))):
         replace_file(out / name, text.encode())
         written.append(out / name)
     return written
 
 
-def markdown(results: PaperResults, found: Sequence[Judged]) -> str:
-    """The page for a repository."""
+def markdown(results: PaperResults, claims: Sequence[Judged]) -> str:
+    """The page in Markdown."""
     lines = [f"# {TITLE}", "", HOW, "", *(f"{note}\n" for note in _notes(results))]
-    lines += [f"{sheet_of(found).title}.", ""]
-    for ours, heading in ((False, "The paper's claims"), (True, "Findings of our own")):
-        some = [one for one in found if one.ours == ours]
+    lines += [f"{sheet_of(claims).title}.", ""]
+    for ours, heading in SECTIONS.items():
+        section = [claim for claim in claims if claim.ours == ours]
         lines += [f"## {heading}", "", "| claim | verdict | what it says |", "|---|---|---|"]
-        lines += [f"| [{one.name}](#{_anchor(one)}) | {one.verdict} | {one.says.replace('|', '/')} |" for one in some]
+        lines += [
+            f"| [{claim.name}](#{_anchor(claim)}) | {claim.verdict} | {claim.says.replace('|', '/')} |"
+            for claim in section
+        ]
         lines += [""]
-        for one in some:
-            lines += [f"### {one.name}: {one.verdict}", "", one.says, "", f"*Test:* {one.rule}", ""]
-            lines += [f"- {word}" for word in one.evidence]
-            lines += [f"- {word}" for word in _open(one)]
+        for claim in section:
+            lines += [f"### {claim.name}: {claim.verdict}", "", claim.says, "", f"*Test:* {claim.rule}", ""]
+            lines += [f"- {text}" for text in (*claim.evidence, *_open_questions(claim))]
             lines += [""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def html(results: PaperResults, found: Sequence[Judged]) -> str:
-    """The same as one HTML file."""
-    counts = [(verdict, sum(one.verdict == verdict for one in found)) for verdict in VERDICTS]
+def html(results: PaperResults, claims: Sequence[Judged]) -> str:
+    """The page as one HTML file."""
+    counts = [(verdict, sum(claim.verdict == verdict for claim in claims)) for verdict in VERDICTS]
     blocks: list[report.Block] = [
         report.cards(*(report.Card(str(count), verdict) for verdict, count in counts)),
         report.text(HOW),
         report.note("info", *_notes(results)),
     ]
-    for ours, heading in ((False, "The paper's claims"), (True, "Findings of our own")):
-        some = [one for one in found if one.ours == ours]
-        rows = [[one.name, one.verdict, one.says] for one in some]
+    for ours, heading in SECTIONS.items():
+        section = [claim for claim in claims if claim.ours == ours]
+        rows = [[claim.name, claim.verdict, claim.says] for claim in section]
         blocks += [report.heading(heading), report.table(["claim", "verdict", "what it says"], rows)]
-        for one in some:
-            evidence = [[word] for word in (*one.evidence, *_open(one))]
-            inner = [report.text(one.says, f"**Test:** {one.rule}"), report.table(["evidence"], evidence)]
-            blocks.append(report.details(f"{one.name}: {one.verdict}", inner))
+        for claim in section:
+            evidence = [[text] for text in (*claim.evidence, *_open_questions(claim))]
+            inner = [report.text(claim.says, f"**Test:** {claim.rule}"), report.table(["evidence"], evidence)]
+            blocks.append(report.details(f"{claim.name}: {claim.verdict}", inner))
     study = results.study
     return report.page(TITLE, study.title, blocks, {"from the results of": study.name})
 
 
-def _anchor(one: Judged) -> str:
-    """What the heading of a claim becomes in an address."""
-    return f"{one.name}-{one.verdict.replace(' ', '-')}"
+def _anchor(claim: Judged) -> str:
+    """The anchor of a claim's heading."""
+    return f"{claim.name}-{claim.verdict.replace(' ', '-')}"
 
 
-def _open(one: Judged) -> list[str]:
-    """What is left to do."""
-    found = [f"not there yet: {', '.join(one.needs)}"] if one.needs else []
-    found += [f"not shown: {', '.join(one.wants)}"] if one.wants else []
-    return found + ([f"what would decide: {one.decides}"] if one.decides else [])
+def _open_questions(claim: Judged) -> list[str]:
+    """Missing results, undecided points, and what would decide the claim."""
+    lines = [f"not there yet: {', '.join(claim.needs)}"] if claim.needs else []
+    lines += [f"not shown: {', '.join(claim.wants)}"] if claim.wants else []
+    return lines + ([f"what would decide: {claim.decides}"] if claim.decides else [])
 
 
 def _notes(results: PaperResults) -> list[str]:
+    """The notes above the claims: runs, diverged runs, corpora and revised rules."""
     notes = [
         f"From {cut(results.study.whole, results)} of study `{results.study.name}`, "
         f"trained on {results.trained} tokens."
     ]
-    lost = results.diverged()
-    notes += [f"Diverged, and counted as no number: {', '.join(lost)}."] if lost else []
+    diverged = results.diverged()
+    notes += [f"Diverged, and counted as no number: {', '.join(diverged)}."] if diverged else []
     return notes + ([CAVEAT, REVISED] if results.corpus("arxiv") != "arxiv" else [])

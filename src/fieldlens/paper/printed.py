@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 CORPORA = {"arxiv": "ArXiv", "openwebtext2": "OpenWebText2", "github": "GitHub"}
-"""The paper's corpora, as the data and as the text names them."""
+"""The paper's corpora: name in the data, name in the text."""
 
 MARKS = {None: "", "dagger": "†", "asterisk": "*"}
 
@@ -31,12 +31,12 @@ def cells(label: str) -> dict[tuple[str, str, int], Cell]:
 
 
 def facts(label: str) -> dict[tuple[str, str | None], str]:
-    """The words of a table, by row and column."""
+    """The text cells of a table, by row and column."""
     return {(row["row"], row["column"]): row["value"] for row in _content()[label]}
 
 
 def receptive_fields() -> dict[tuple[str, str], int]:
-    """The ERFs that the text names, by corpus and model."""
+    """The ERFs given in the paper's text, by corpus and model."""
     return {(row["corpus"], row["model"]): int(row["erf"]) for row in _content()["erf"]}
 
 
@@ -47,7 +47,7 @@ def _cell(row: dict[str, Any]) -> Cell:
 
 @cache
 def printed_text() -> str:
-    """All that is printed, as it is stored."""
+    """The content of printed.json, unparsed."""
     return files(__package__).joinpath("printed.json").read_text("utf-8")
 
 

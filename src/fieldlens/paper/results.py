@@ -1,4 +1,4 @@
-"""The shelf: a study's results, found by the paper's own names for models, corpora and lengths."""
+"""Results of a study, looked up by the paper's names for models, corpora and lengths."""
 
 import dataclasses
 import json
@@ -21,90 +21,94 @@ from fieldlens.study.results import Result, read_result
 from fieldlens.study.state import StudyPaths, state_of
 
 STAND_INS = {"arxiv": "latex", "openwebtext2": "prose", "github": "code"}
-"""What stands for each of the paper's corpora where they are not at hand."""
+"""The corpora used in place of the paper's where those are not available."""
 
-MOST = ("arxiv", "openwebtext2")
-ALL = tuple(CORPORA)
+TWO_CORPORA = ("arxiv", "openwebtext2")
+ALL_CORPORA = tuple(CORPORA)
 
 
 class PaperResults:
-    """Results of one study that are there, whole, and what the study asks for; all others are as if they were not."""
+    """The complete and current results of one study, by the paper's names; stale results are treated as missing."""
 
     def __init__(self, study: Study, folder: Path) -> None:
         self.study, self.folder = study, folder
         self._read: dict[str, Result] = {}
-        found = [job.recipe.length for job in study.whole if job.recipe.scheme == "sandwich"]
-        if not found:
-            raise BadInput(f"study '{study.name}' trains no sandwich: it is not the paper's")
-        self.trained = found[0]
+        recipes = [job.recipe for job in study.whole if job.recipe.scheme == "sandwich"]
+        if not recipes:
+            raise BadInput(f"study '{study.name}' trains no sandwich model: it is not a study of the paper")
+        self.trained, self.layers = recipes[0].length, recipes[0].layers
 
     @property
     def absent(self) -> str:
-        """What to do where there is no folder of results at all, as outside the repository; empty if there is one."""
+        """What to do if the results folder does not exist, as outside the repository; empty if it exists."""
         if self.folder.is_dir():
             return ""
-        has = "go to a clone of the repository, which has it," if self.study.name == "paper" else "run the study,"
-        return f"{self.folder} is not here: {has} or give --results FOLDER"
+        remedy = "run this in a clone of the repository" if self.study.name == "paper" else "run the study"
+        return f"{self.folder} does not exist: {remedy}, or give --results FOLDER"
 
     @property
     def factor(self) -> float:
-        """How many times shorter than the paper's training length ours is."""
+        """The paper's training length divided by ours."""
         return TRAINED / self.trained
 
     @cached_property
     def states(self) -> dict[str, str]:
-        """done, stale, or missing, of every job by its name; told from recorded addresses and pinned hashes alone."""
-        places = StudyPaths(self.folder, self.folder)
-        found = {job.name: state_of(job, places, self.study.pins, locks=False) for job in self.study.whole}
+        """The state of every job by name: done, stale or missing; from recorded addresses and pinned hashes alone."""
+        paths = StudyPaths(self.folder, self.folder)
+        states: dict[str, str] = {
+            job.name: state_of(job, paths, self.study.pins, locks=False) for job in self.study.whole
+        }
         trained_otherwise = {
-            _of(path.parent.name) for path in self.folder.glob("*/result.json") if path.parent.name not in found
+            _without_address(path.parent.name)
+            for path in self.folder.glob("*/result.json")
+            if path.parent.name not in states
         }
-        return {
-            name: state if state in ("done", "stale") else "stale" if _of(name) in trained_otherwise else "missing"
-            for name, state in found.items()
-        }
+        for name, state in states.items():
+            if state not in ("done", "stale"):
+                states[name] = "stale" if _without_address(name) in trained_otherwise else "missing"
+        return states
 
     def corpus(self, name: str) -> str:
-        """The corpus of this study that stands for one of the paper's."""
-        there = {job.recipe.corpus for job in self.study.whole}
-        return name if name in there else STAND_INS[name]
+        """The corpus of this study that corresponds to one of the paper's."""
+        corpora = {job.recipe.corpus for job in self.study.whole}
+        return name if name in corpora else STAND_INS[name]
 
     def corpus_label(self, name: str) -> str:
-        """Both names."""
-        ours = self.corpus(name)
-        return CORPORA[name] if ours == name else f"{CORPORA[name]} | {ours}"
+        """The paper's name of a corpus, and ours if it differs: ArXiv | latex."""
+        our_name = self.corpus(name)
+        return CORPORA[name] if our_name == name else f"{CORPORA[name]} | {our_name}"
 
     def length(self, paper: int) -> int:
-        """A length of the paper's in ours."""
+        """Our length that corresponds to one of the paper's."""
         return round(paper / self.factor)
 
     def spec(self, model: str, control: bool = False) -> str:
-        """The spec of one of the paper's models here: scaled, or with the paper's own distances as a control."""
-        own = spec_of(model)
-        return unscaled(own, self.trained) if control else scaled(own, self.factor)
+        """Our spec of one of the paper's models: scaled, or with the paper's own distances as a control."""
+        paper_spec = spec_of(model)
+        return unscaled(paper_spec, self.trained) if control else scaled(paper_spec, self.factor, self.layers)
 
     def label(self, model: str) -> str:
-        """A model as a reader of the paper knows it; the paper's distance and ours where they differ: Δ 2 | 0."""
-        there, here = spec_of(model), self.spec(model)
+        """A model's name in tables; with the paper's distance and ours where they differ: Δ 2 | 0."""
+        paper_spec, our_spec = spec_of(model), self.spec(model)
         if model in registry():
-            return model  # the paper knows one of each
-        return option(there) if there == here else heading(there, here)
+            return model  # the paper has one model of each scheme
+        return option(paper_spec) if paper_spec == our_spec else heading(paper_spec, our_spec)
 
     def jobs(
         self, models: Sequence[str], corpora: Sequence[str], trained: int = TRAINED, control: bool = False
     ) -> list[Job]:
-        """The jobs of some of the paper's models; with the same training length in the paper's units."""
-        wanted = {self.spec(model, control) for model in models}
-        here = {self.corpus(name) for name in corpora}
+        """The jobs of the given models and corpora of the paper; `trained` is a training length of the paper."""
+        specs = {self.spec(model, control) for model in models}
+        our_corpora = {self.corpus(name) for name in corpora}
         length = self.length(trained)
         return [
             job
             for job in self.study.whole
-            if job.recipe.scheme in wanted and job.recipe.corpus in here and job.recipe.length == length
+            if job.recipe.scheme in specs and job.recipe.corpus in our_corpora and job.recipe.length == length
         ]
 
     def result(self, job: Job) -> Result | None:
-        """A job's result; nothing unless it is what the study asks for."""
+        """The result of a job; None unless it is done and current."""
         if self.states[job.name] != "done":
             return None
         if job.name not in self._read:
@@ -112,81 +116,90 @@ class PaperResults:
         return self._read[job.name]
 
     def has(self, corpus: str) -> bool:
-        """Whether any result from one of the paper's corpora is there."""
-        here = self.corpus(corpus)
-        return any(job.recipe.corpus == here and self.states[job.name] == "done" for job in self.study.whole)
+        """Whether there is any result on one of the paper's corpora."""
+        our_corpus = self.corpus(corpus)
+        return any(job.recipe.corpus == our_corpus and self.states[job.name] == "done" for job in self.study.whole)
 
     def diverged(self) -> list[str]:
-        """The runs that diverged."""
-        found = [(job.name, self.result(job)) for job in self.study.whole]
-        return [name for name, one in found if one is not None and one.diverged]
+        """Names of the runs that diverged."""
+        results = [(job.name, self.result(job)) for job in self.study.whole]
+        return [name for name, result in results if result is not None and result.diverged]
 
     def results(self, model: str, corpus: str, trained: int = TRAINED, control: bool = False) -> dict[int, Result]:
         """The results of one model by seed."""
-        found = [(job, self.result(job)) for job in self.jobs([model], [corpus], trained, control)]
-        return {job.recipe.seed: one for job, one in found if one is not None}
+        results = [(job, self.result(job)) for job in self.jobs([model], [corpus], trained, control)]
+        return {job.recipe.seed: result for job, result in results if result is not None}
 
     def evaluations(
-        self, model: str, corpus: str, trained: int = TRAINED, control: bool = False, **asked: Any
+        self, model: str, corpus: str, trained: int = TRAINED, control: bool = False, **criteria: Any
     ) -> dict[int, Evaluation]:
-        """Its evaluations by seed: the first by the paper's protocol, or the one with these answers."""
-        found = {}
-        for seed, one in self.results(model, corpus, trained, control).items():
-            questions = zip(one.about["evaluations"], one.evaluations, strict=True)
-            fitting = [each for question, each in questions if _fits(question, asked)]
-            if fitting:
-                found[seed] = fitting[0]
-        return found
+        """The first evaluation of each seed that matches the criteria; by default last-token without a window."""
+        evaluations = {}
+        for seed, result in self.results(model, corpus, trained, control).items():
+            pairs = zip(result.about["evaluations"], result.evaluations, strict=True)
+            matching = [evaluation for request, evaluation in pairs if _matches(request, criteria)]
+            if matching:
+                evaluations[seed] = matching[0]
+        return evaluations
 
     def pooled(self, model: str, corpus: str, trained: int = TRAINED) -> Evaluation | None:
-        """One evaluation for all seeds that did not diverge: the mean loss of each target."""
-        alive = [one for one in self.evaluations(model, corpus, trained).values() if one.losses]
-        if not alive:
+        """The evaluations of all seeds that did not diverge, pooled: the mean loss of each target over seeds."""
+        evaluations = [
+            evaluation for evaluation in self.evaluations(model, corpus, trained).values() if evaluation.losses
+        ]
+        if not evaluations:
             return None
-        lengths = sorted(set.intersection(*(set(one.losses) for one in alive)))
-        losses = {n: torch.stack([one.losses[n].double() for one in alive]).mean(0) for n in lengths}
-        return dataclasses.replace(alive[0], losses=losses)
+        lengths = sorted(set.intersection(*(set(evaluation.losses) for evaluation in evaluations)))
+        losses = {
+            length: torch.stack([evaluation.losses[length].double() for evaluation in evaluations]).mean(0)
+            for length in lengths
+        }
+        return dataclasses.replace(evaluations[0], losses=losses)
 
     def fields(self, model: str, corpus: str, trained: int = TRAINED) -> dict[int, ReceptiveField]:
-        """Its receptive fields by seed, where they are defined."""
-        some = {seed: one.measurement for seed, one in self.results(model, corpus, trained).items()}
-        return {seed: one.field for seed, one in some.items() if one is not None and not one.field.status}
+        """The receptive fields of a model by seed, where they are defined."""
+        measurements = {seed: result.measurement for seed, result in self.results(model, corpus, trained).items()}
+        return {
+            seed: measurement.field
+            for seed, measurement in measurements.items()
+            if measurement is not None and not measurement.field.status
+        }
 
     def field(self, model: str, corpus: str, trained: int = TRAINED) -> ReceptiveField | None:
-        """One receptive field for all seeds: that of all their segments."""
+        """The receptive field over the segments of all seeds."""
         fields = list(self.fields(model, corpus, trained).values())
         if not fields:
             return None
-        return dataclasses.replace(fields[0], norms_NT=np.concatenate([one.norms_NT for one in fields]))
+        return dataclasses.replace(fields[0], norms_NT=np.concatenate([field.norms_NT for field in fields]))
 
     def seconds(self, model: str, corpus: str, trained: int = TRAINED) -> dict[int, float]:
-        """How long training took, by seed; nothing where it was not noted, or the run diverged and so ended early.
+        """Training time by seed; without seeds whose time was not recorded or whose run diverged.
 
-        On a CPU its own time counts: that of the clock tells what else the machine was doing.
+        On a CPU this is CPU time: wall-clock time depends on the other load of the machine.
         """
-        found = {}
-        for seed, one in self.results(model, corpus, trained).items():
-            if one.diverged:
+        seconds = {}
+        for seed, result in self.results(model, corpus, trained).items():
+            if result.diverged:
                 continue
             try:
-                noted = json.loads((self.folder / one.name / "timings.json").read_bytes())
-                found[seed] = float(noted["train_cpu" if _on_cpu(one) else "train"])
+                timings = json.loads((self.folder / result.name / "timings.json").read_bytes())
+                seconds[seed] = float(timings["train_cpu" if _on_cpu(result) else "train"])
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-        return found
+        return seconds
 
 
 def _on_cpu(result: Result) -> bool:
     return result.about.get("machine", {}).get("device") == "cpu"
 
 
-def _fits(question: dict[str, Any], asked: dict[str, Any]) -> bool:
-    """Whether a question is the one meant; without a word of it, the first without a window by the paper's protocol."""
-    wanted = {"protocol": "last-token", "window": None, **asked}
-    given = {"protocol": "last-token", "window": None, **question}
-    return all(given.get(key) == value for key, value in wanted.items())
+def _matches(request: dict[str, Any], criteria: dict[str, Any]) -> bool:
+    """Whether an evaluation request meets the criteria; protocol and window default to last-token and None."""
+    defaults = {"protocol": "last-token", "window": None}
+    settings = defaults | request
+    return all(settings.get(key) == value for key, value in (defaults | criteria).items())
 
 
-def _of(name: str) -> str:
-    """Scheme, corpus and seed of a job, without the address of how it is trained."""
+def _without_address(name: str) -> str:
+    """Scheme, corpus and seed of a job's name, without the address of its training settings."""
     return name.rpartition("-")[0]

@@ -1,1 +1,1 @@
-"""Receptive fields: gradients at the input embeddings, what they mean, and the report."""
+"""Receptive fields: gradients at the input embeddings, their interpretation, and the report."""

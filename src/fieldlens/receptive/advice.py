@@ -1,4 +1,4 @@
-"""What a receptive field means for its users: coverage, the check against measured perplexity, and advice."""
+"""Interpretation of a receptive field: coverage, and advice in sentences."""
 
 from typing import Any
 
@@ -9,104 +9,107 @@ from fieldlens.receptive.field import LEVELS, ReceptiveField
 COVERED = 0.99
 
 
-def coverage(found: ReceptiveField) -> dict[str, Any]:
-    """The share of the gradient inside the training length, and what the paper's principle makes of it."""
-    if found.status:
-        return {"share": None, "predicts": None, "reason": found.status}
-    if found.train_length is None:
+def coverage(field: ReceptiveField) -> dict[str, Any]:
+    """The share of the gradient inside the training length, and what it predicts by the paper's principle.
+
+    "predicts" is "extrapolates", "nothing", or None if no prediction is possible; then "reason" says why.
+    """
+    if field.status:
+        return {"share": None, "predicts": None, "reason": field.status}
+    if field.train_length is None:
         return {"share": None, "predicts": None, "reason": "the training length is not known: give --train-length"}
-    if found.length <= found.train_length:
-        reason = f"measured at {found.length} tokens, not beyond the training length {found.train_length}"
+    if field.length <= field.train_length:
+        reason = f"measured at {field.length} tokens, not beyond the training length {field.train_length}"
         return {"share": None, "predicts": None, "reason": reason}
-    share = found.within(found.train_length)
+    share = field.within(field.train_length)
     if share <= COVERED:
         return {"share": share, "predicts": "nothing", "reason": ""}
-    if found.saturated():
+    if field.saturated():
         return {"share": share, "predicts": None, "reason": "the receptive field is not bounded at this length"}
     return {"share": share, "predicts": "extrapolates", "reason": ""}
 
 
-def advise(found: ReceptiveField, theoretical: dict[str, Any] | None, checked: Check | None) -> list[str]:
-    """What a user can do with it, in sentences."""
-    if found.status:
-        return [f"There is no receptive field here: {found.status}."]
-    said = []
-    if found.saturated():
-        apart = found.has_sink and found.stands_alone and not found.saturated(without_first=True)
-        said.append(
-            f"Not bounded at this length: 99% of the gradient needs {found.erf(0.99):,} of {found.length:,} tokens. "
-            "Nothing is advised from that: measure at a larger --length, if model and text have room"
-            f"{', or see below' if apart else ''}."
+def advise(field: ReceptiveField, theoretical: dict[str, Any] | None, check: Check | None) -> list[str]:
+    """Conclusions for a user, as sentences."""
+    if field.status:
+        return [f"No receptive field: {field.status}."]
+    sentences = [*_bound_sentences(field), f"Share of the gradient: {_spread(field)} of {field.length:,} tokens."]
+    if field.has_sink and field.stands_alone:
+        subject, pronoun = ("BOS and the first token hold", "them") if field.bos else ("The first token holds", "it")
+        sentences.append(
+            f"{subject} {field.first_share:.0%}, more than five times a uniform share: an attention sink, if the model "
+            f"is trained. Without {pronoun}: {_spread(field, without_first=True)}."
         )
-    said.append(f"The gradient lies {_spread(found, False)} of {found.length:,} tokens.")
-    if found.has_sink and found.stands_alone:
-        what = "BOS and the first token hold" if found.bos else "The first token alone holds"
-        rest = _spread(found, without_first=True)
-        said.append(
-            f"{what} {found.first_share:.0%}, many times its part: an attention sink, if the model is trained. "
-            f"Without: {rest}."
-        )
-    lost = int((~found.defined).sum())
-    if lost:
-        said.append(
-            f"{lost} of {len(found.norms_NT)} segments have no receptive field ({found.reason}); they are left out."
-        )
-    covered = coverage(found)
-    if covered["share"] is None:
-        said.append(f"Coverage is not known: {covered['reason']}.")
-    elif covered["predicts"] is None:
-        said.append(f"Coverage predicts nothing here: {covered['reason']}.")
-    elif covered["predicts"] == "extrapolates":
-        said.append(
-            f"The training length {found.train_length:,} covers {covered['share']:.1%} of it: by the paper's principle "
-            "perplexity should hold at longer contexts."
-        )
-    else:
-        said.append(
-            f"The training length {found.train_length:,} covers {covered['share']:.1%} of it, not more than 99%: "
-            "that predicts nothing about longer contexts."
-        )
+    undefined = int((~field.defined).sum())
+    if undefined:
+        count = len(field.norms_NT)
+        sentences.append(f"{undefined} of {count} segments have no receptive field ({field.reason}) and are excluded.")
+    sentences.append(_coverage_sentence(field))
     if theoretical:
-        said.append(
-            f"Its windows reach exactly {theoretical['exact']:,} tokens back "
-            f"(the paper's formula says {theoretical['paper']:,})."
+        sentences.append(
+            f"Its windows reach exactly {theoretical['exact']:,} tokens "
+            f"({theoretical['paper']:,} by the paper's formula)."
         )
-    return [*said, *_checked(checked)]
+    return sentences if check is None else [*sentences, *_check_sentences(check)]
 
 
-def _spread(found: ReceptiveField, without_first: bool) -> str:
-    return ", ".join(f"{level:.0%} in the last {found.erf(level, without_first):,}" for level in LEVELS)
-
-
-def _checked(checked: Check | None) -> list[str]:
-    if checked is None:
+def _bound_sentences(field: ReceptiveField) -> list[str]:
+    if not field.saturated():
         return []
-    said = []
-    verdict = checked.contexts.verdict
+    bounded_rest = field.has_sink and field.stands_alone and not field.saturated(without_first=True)
+    return [
+        f"Not bounded at this length: 99% of the gradient needs {field.erf(0.99):,} of {field.length:,} tokens, so no "
+        "context size is recommended. Measure at a larger --length if the model and the text allow it"
+        f"{', or see the numbers without the first token' if bounded_rest else ''}."
+    ]
+
+
+def _spread(field: ReceptiveField, without_first: bool = False) -> str:
+    return ", ".join(f"{level:.0%} in the last {field.erf(level, without_first):,}" for level in LEVELS)
+
+
+def _coverage_sentence(field: ReceptiveField) -> str:
+    share, predicts, reason = (coverage(field)[key] for key in ("share", "predicts", "reason"))
+    if share is None:
+        return f"Coverage is unknown: {reason}."
+    if predicts is None:
+        return f"Coverage makes no prediction: {reason}."
+    covers = f"The training length {field.train_length:,} covers {share:.1%} of the gradient"
+    if predicts == "extrapolates":
+        return f"{covers}: by the paper's principle, perplexity should hold at longer contexts."
+    return f"{covers}, not more than 99%: this makes no prediction for longer contexts."
+
+
+def _check_sentences(check: Check) -> list[str]:
+    verdict = check.contexts.verdict
+    sentences = []
     if verdict["verdict"]:
-        said.append(f"Measured past the training length, perplexity {_sentence(verdict)}.")
-    for kind, words in (("context", "context"), ("window", "sliding window")):
-        found = checked.smallest(kind)
-        if found is None:
-            none = kind == "window" and not checked.windows
-            said.append("It was given no window." if none else f"No {words} is within 1% of the best perplexity.")
-            continue
-        saved = ""
-        if found["cache_saved"]:
-            size, part = f"{format_bytes(found['cache_bytes'])} in {checked.cache_dtype}", found["cache_saved"]
-            saved = f"; a cache of that size, {size}, saves {min(part, 0.999):.{0 if part < 0.99 else 1}%}"
-            saved += f" of the cache of {checked.longest:,} tokens"
-        if found["best"] == f"{kind} {found['tokens']}":
-            said.append(f"The best perplexity is that with a {words} of {found['tokens']:,} tokens{saved}.")
-            continue
-        interval = f", 95% {found['low']:.3f} to {found['high']:.3f}" if found["low"] and found["high"] else ""
-        said.append(
-            f"The smallest {words} within 1% of the best perplexity ({found['best']}) is {found['tokens']:,} tokens "
-            f"(× {found['ratio']:.3f}{interval} over {found['resampled']}){saved}."
-        )
-    return said
+        start = f" from {verdict['first']:,} tokens on" if verdict["first"] else ""
+        sentences.append(f"Measured past the training length, perplexity {verdict['verdict']}{start}.")
+    return [
+        *sentences,
+        _smallest_sentence(check, "context", "context"),
+        _smallest_sentence(check, "window", "sliding window"),
+    ]
 
 
-def _sentence(verdict: dict[str, Any]) -> str:
-    first = f" from {verdict['first']:,} tokens on" if verdict["first"] else ""
-    return f"{verdict['verdict']}{first}"
+def _smallest_sentence(check: Check, kind: str, label: str) -> str:
+    """The smallest context or window within 1% of the best perplexity, and the memory it saves."""
+    smallest = check.smallest(kind)
+    if smallest is None:
+        if kind == "window" and not check.windows:
+            return "No sliding window was evaluated."
+        return f"No {label} is within 1% of the best perplexity."
+    saving = ""
+    if smallest["cache_saved"]:
+        size, share = f"{format_bytes(smallest['cache_bytes'])} in {check.cache_dtype}", smallest["cache_saved"]
+        saving = f"; a cache of that size, {size}, saves {min(share, 0.999):.{0 if share < 0.99 else 1}%}"
+        saving += f" of the cache of {check.longest:,} tokens"
+    if smallest["best"] == f"{kind} {smallest['tokens']}":
+        return f"The best perplexity is at a {label} of {smallest['tokens']:,} tokens{saving}."
+    low, high = smallest["low"], smallest["high"]
+    interval = f", 95% interval {low:.3f} to {high:.3f}" if low and high else ""
+    return (
+        f"The smallest {label} within 1% of the best perplexity ({smallest['best']}) is {smallest['tokens']:,} tokens "
+        f"(× {smallest['ratio']:.3f}{interval} over {smallest['resampled']}){saving}."
+    )

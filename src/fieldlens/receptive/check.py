@@ -1,4 +1,4 @@
-"""Measured, not predicted: loss as the context is cut, and perplexity by context length and window."""
+"""Measurements that test a receptive field: loss with a cut context, perplexity by context length and window."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,26 +20,27 @@ from fieldlens.schemes.window import min_window
 from fieldlens.training.loss import LARGEST
 
 CLOSE_ENOUGH = 0.01
-"""Perplexity within so much of the best is as good as the best."""
+"""Relative difference in perplexity from the best that counts as equal to it."""
 
 
 def probe(
     adapter: ModelAdapter, rows: Sequence[Tensor], window: int | None, bos: int | None, watch: Watch
 ) -> dict[str, Any]:
-    """A second opinion without gradients: how prediction and loss change as the context is cut to its last tokens.
+    """Loss and KL divergence with the context cut to its last 1, 2, 4 … tokens, averaged over segments; no gradients.
 
-    Rows are context and target, with a BOS in front if there is one; it stays in front of what is cut.
+    Each row holds context and target, after a BOS if `bos` is given; the BOS is kept in front of the cut context.
     """
     cuts: list[int] = []
     losses, divergences = [], []
-    head_T = torch.tensor([] if bos is None else [bos], dtype=torch.long)
+    bos_T = torch.tensor([] if bos is None else [bos], dtype=torch.long)
     for number, row in enumerate(rows, 1):
-        context_T, truth = row[0, len(head_T) : -1], int(row[0, -1])
+        context_T, target = row[0, len(bos_T) : -1], int(row[0, -1])
         cuts = [2**n for n in range(len(context_T).bit_length()) if 2**n < len(context_T)] + [len(context_T)]
-        whole_V = _logs(adapter, row[0, :-1], window)
-        some = [_logs(adapter, torch.cat([head_T, context_T[-cut:]]), window) for cut in cuts]
-        losses.append([-float(logs_V[truth]) for logs_V in some])
-        divergences.append([float((whole_V.exp() * (whole_V - logs_V)).sum()) for logs_V in some])
+        full_V = _log_probabilities(adapter, row[0, :-1], window)
+        cut_rows = [torch.cat([bos_T, context_T[-cut:]]) for cut in cuts]
+        predictions = [_log_probabilities(adapter, cut_T, window) for cut_T in cut_rows]
+        losses.append([-float(log_p_V[target]) for log_p_V in predictions])
+        divergences.append([float((full_V.exp() * (full_V - log_p_V)).sum()) for log_p_V in predictions])
         watch({"done": number, "total": len(rows), "what": "probe"})
     return {
         "cuts": cuts,
@@ -49,43 +50,46 @@ def probe(
 
 
 @torch.no_grad()
-def _logs(adapter: ModelAdapter, ids_T: Tensor, window: int | None) -> Tensor:
+def _log_probabilities(adapter: ModelAdapter, ids_T: Tensor, window: int | None) -> Tensor:
     logits_V = next(adapter.logits(ids_T[None].to(adapter.device), 1, window, 0))[0, -1]
     return logits_V.double().log_softmax(0).cpu()
 
 
 @dataclass(frozen=True)
 class Check:
-    """Perplexity by context length, and by window at the longest."""
+    """Perplexity by context length, and by window at the longest context."""
 
     contexts: Evaluation
     windows: dict[int, Evaluation]
     cache: Mapping[str, int]
-    """Bytes of the cache that each candidate needs, by its name; empty if not known."""
+    """Bytes of the KV cache of each candidate, by its name; empty if unknown."""
     cache_dtype: str
-    """What those bytes are counted in."""
+    """The dtype of that cache."""
 
     @property
     def longest(self) -> int:
+        """The longest context."""
         return max(self.contexts.losses)
 
     def losses(self) -> dict[str, np.ndarray]:
-        """The losses of every candidate, contexts and windows."""
-        found = {f"context {n}": losses.double().numpy() for n, losses in self.contexts.losses.items()}
-        return found | {f"window {w}": one.losses[self.longest].double().numpy() for w, one in self.windows.items()}
+        """The losses of every candidate, contexts and windows, by name."""
+        candidates = {f"context {length}": losses for length, losses in self.contexts.losses.items()}
+        candidates |= {f"window {w}": evaluation.losses[self.longest] for w, evaluation in self.windows.items()}
+        return {name: losses.double().numpy() for name, losses in candidates.items()}
 
     def smallest(self, kind: str) -> dict[str, Any] | None:
-        """The smallest context, or window, whose perplexity is within 1% of the best of all, with an interval."""
+        """The smallest context or window (`kind`) whose perplexity is within 1% of the best, with a 95% interval."""
         losses = self.losses()
         best = min(losses, key=lambda name: float(losses[name].mean()))
         units_N, unit = self.contexts.units()
         sizes = sorted(int(name.split()[1]) for name in losses if name.startswith(kind))
         for size in sizes:
-            differences_N = differences(losses[f"{kind} {size}"], losses[best])
+            name = f"{kind} {size}"
+            differences_N = differences(losses[name], losses[best])
             if differences_N.mean() <= math.log1p(CLOSE_ENOUGH):
                 interval, _ = bootstrap_difference(differences_N, units_N)
                 low, high = (math.exp(v) if math.isfinite(v) and v < LARGEST else None for v in interval)
-                kept, whole = (self.cache.get(name) for name in (f"{kind} {size}", f"context {self.longest}"))
+                cache, full_cache = self.cache.get(name), self.cache.get(f"context {self.longest}")
                 return {
                     "tokens": size,
                     "best": best,
@@ -93,15 +97,16 @@ class Check:
                     "low": low,
                     "high": high,
                     "resampled": unit,
-                    "cache_saved": 1 - kept / whole if kept and whole else None,
-                    "cache_bytes": kept,
+                    "cache_saved": 1 - cache / full_cache if cache and full_cache else None,
+                    "cache_bytes": cache,
                 }
         return None
 
     def to_json(self) -> dict[str, Any]:
+        perplexities = {window: evaluation.table[self.longest] for window, evaluation in self.windows.items()}
         return {
             "contexts": self.contexts.rows(),
-            "windows": [{"window": w, "perplexity": one.table[self.longest]} for w, one in self.windows.items()],
+            "windows": [{"window": window, "perplexity": value} for window, value in perplexities.items()],
             "verdict": self.contexts.verdict,
             "smallest_context": self.smallest("context"),
             "smallest_window": self.smallest("window"),
@@ -119,33 +124,32 @@ def check(
     about: dict[str, Any],
     watch: Watch,
 ) -> Check:
-    """Measure what the receptive field predicts: perplexity against context length and against window."""
-    trained = adapter.train_length
+    """Measure perplexity by context length, and by window at the longest context, on the same targets."""
     lengths = {2**n for n in range(4, 30) if 2**n < length} | {length}
-    if trained and trained < length:
-        lengths.add(trained)
-    asked: dict[str, Any] = {
+    if adapter.train_length and adapter.train_length < length:
+        lengths.add(adapter.train_length)
+    options: dict[str, Any] = {
         "about": {"model": about, **text.about, "align": "tokens"},
         "sizes": text.sizes,
         "watch": watch,
     }
     plan = Plan(protocol("last-token"), tuple(lengths), targets, seed, window, text.bos)
     anchors = draw_anchors(text.documents, plan)
-    contexts = evaluate(adapter, text.documents, plan, anchors=anchors, **asked)
+    contexts = evaluate(adapter, text.documents, plan, anchors=anchors, **options)
     widest = max(min(min_window(own, window) or length, length) for own in adapter.windows)
     windows = {}
-    for width in _windows(adapter, widest):
-        banded = Plan(protocol("last-token"), (length,), targets, seed, width, text.bos)
-        windows[width] = evaluate(adapter, text.documents, banded, anchors=anchors, **asked)
-    asked_for = [("context", n, (n, window)) for n in lengths] + [("window", w, (length, w)) for w in windows]
+    for width in _candidate_windows(adapter, widest):
+        windowed = Plan(protocol("last-token"), (length,), targets, seed, width, text.bos)
+        windows[width] = evaluate(adapter, text.documents, windowed, anchors=anchors, **options)
     dtype = adapter.named_dtype or adapter.dtype
-    sizes = {f"{kind} {size}": adapter.cache_size(*cache) for kind, size, cache in asked_for}
-    scaled = {name: size * dtype.itemsize // adapter.dtype.itemsize for name, size in sizes.items() if size}
-    return Check(contexts, windows, scaled, str(dtype).removeprefix("torch."))
+    sizes = {f"context {tokens}": adapter.cache_size(tokens, window) for tokens in lengths}
+    sizes |= {f"window {width}": adapter.cache_size(length, width) for width in windows}
+    cache = {name: size * dtype.itemsize // adapter.dtype.itemsize for name, size in sizes.items() if size}
+    return Check(contexts, windows, cache, str(dtype).removeprefix("torch."))
 
 
-def _windows(adapter: ModelAdapter, widest: int) -> list[int]:
-    """Windows worth trying: powers of two below what the model sees anyway, if it takes any."""
+def _candidate_windows(adapter: ModelAdapter, widest: int) -> list[int]:
+    """Powers of two below the model's own widest window; empty if the model does not support windows."""
     try:
         adapter.check_window(2)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The lens: from models and a text by name to receptive fields, and what they mean for their users."""
+"""The measure command: from names of models and a text to receptive fields."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,93 +23,92 @@ from fieldlens.receptive.result import Measurement, MeasureRequest
 from fieldlens.receptive.runner import LAYER_SEGMENTS, GradientRunner
 from fieldlens.storage.provenance import provenance
 
-BESIDES = "also reads its tokens past its embeddings: shares leave out what comes in there"
+BESIDES = "also reads its tokens outside the embedding layer: shares do not include that path"
 
-LEAST = 3
-"""Tokens that a document needs: two, and one to predict."""
+MIN_TOKENS = 3
+"""Minimum length of a document: two context tokens and one to predict."""
 
 LENGTH = 2048
-"""Tokens, unless asked for otherwise or the model or the text has fewer."""
+"""Default number of context tokens, if the model and the text have as many."""
 
 
 def measure_all(
     models: Sequence[str],
-    question: MeasureRequest,
+    request: MeasureRequest,
     device: torch.device,
     dtype: torch.dtype,
     watch: Watch = lambda event: None,
 ) -> list[Measurement]:
-    """Measure one model after another; all origins and texts are looked at first."""
-    origins = [find_model(text) for text in models]
+    """Measure models one after another; all models and texts are checked first."""
+    origins = [find_model(name) for name in models]
     for origin in origins:
         if origin.diverged:
-            raise BadInput(f"{origin.text} is a run that diverged: it has no model to measure")
-    texts = read_texts(origins, question.text, question.corpus, question.split)
+            raise BadInput(f"{origin.text} diverged during training: there is no model to measure")
+    texts = read_texts(origins, request.text, request.corpus, request.split)
     return [
-        _one(origin, name, texts[origin.tokenizer], question, device, dtype, watch)
+        _measure(origin, name, texts[origin.tokenizer], request, device, dtype, watch)
         for origin, name in zip(origins, unique_names(origins), strict=True)
     ]
 
 
-def _one(
+def _measure(
     origin: Origin,
     name: str,
     text: Text,
-    question: MeasureRequest,
+    request: MeasureRequest,
     device: torch.device,
     dtype: torch.dtype,
     watch: Watch,
 ) -> Measurement:
     watch({"stage": name})
-    model = load(origin, device, dtype, question.train_length)
+    model = load(origin, device, dtype, request.train_length)
     adapter = model.adapter
-    targets = question.targets if question.check else 0
-    length = question.length or _fitting(adapter, text, max(question.segments, targets))
-    _check(adapter, text, length, question)
+    targets = request.targets if request.check else 0
+    length = request.length or _default_length(adapter, text, max(request.segments, targets))
+    _check(adapter, text, length, request)
     spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
-    room = sum(span.anchors for span in spans)
-    if room < targets:
-        raise BadInput(f"--check wants {targets} targets, and this text has room for {room}: give fewer --targets")
-    anchors = draw(spans, question.segments, question.target_seed)
-    gradients = GradientRunner(adapter, text, length, question, watch)
+    available = sum(span.anchors for span in spans)
+    if available < targets:
+        raise BadInput(f"--check needs {targets} targets, but this text has only {available}: use fewer --targets")
+    anchors = draw(spans, request.segments, request.target_seed)
+    gradients = GradientRunner(adapter, text, length, request, watch)
     norms_NT = gradients.norms(anchors)
-    found = ReceptiveField(
-        norms_NT, question.average, name, adapter.train_length, text.bos is not None, gradients.embedding_hook.reason
-    )
-    if gradients.embedding_hook.besides:
+    hook = gradients.embedding_hook
+    field = ReceptiveField(norms_NT, request.average, name, adapter.train_length, text.bos is not None, hook.reason)
+    if hook.has_other_inputs:
         watch({"warning": f"{name} {BESIDES}"})
-    more = not found.status and not question.plain
-    layers = gradients.layers(anchors[:LAYER_SEGMENTS]) if more else {}
-    heats = gradients.heats(anchors[len(anchors) // 2], load_tokenizer(origin.tokenizer)) if more else []
-    probed = checked = None
-    if question.probe and not found.status:
-        probed = probe(adapter, list(gradients.rows(anchors)), question.window, text.bos, watch)
-    if question.check:
-        asked = (question.window, question.targets, question.target_seed)
-        checked = check(adapter, text, length, *asked, model.about, _within(watch))
+    details = not field.status and not request.plain
+    layers = gradients.layers(anchors[:LAYER_SEGMENTS]) if details else {}
+    heats = gradients.heats(anchors[len(anchors) // 2], load_tokenizer(origin.tokenizer)) if details else []
+    probe_result = check_result = None
+    if request.probe and not field.status:
+        probe_result = probe(adapter, list(gradients.rows(anchors)), request.window, text.bos, watch)
+    if request.check:
+        options = (request.window, request.targets, request.target_seed)
+        check_result = check(adapter, text, length, *options, model.about, _without_estimates(watch))
     about = {
         "model": {**model.about, "name": name},
         **text.about,
-        **({"besides": BESIDES} if gradients.embedding_hook.besides else {}),
+        **({"besides": BESIDES} if hook.has_other_inputs else {}),
         "asked": {
-            "length": length, "segments": question.segments, "target": question.target, "average": question.average,
-            "window": question.window, "target_seed": question.target_seed, "bos": text.bos,
+            "length": length, "segments": request.segments, "target": request.target, "average": request.average,
+            "window": request.window, "target_seed": request.target_seed, "bos": text.bos,
         },
-        "theoretical": theoretical(adapter, question.window, norms_NT),
+        "theoretical": theoretical(adapter, request.window, norms_NT),
         **provenance(device),
     }  # fmt: skip
-    return Measurement(about, found, layers, heats, probed, checked)
+    return Measurement(about, field, layers, heats, probe_result, check_result)
 
 
-def _within(watch: Watch) -> Watch:
-    """For work that the estimate at the beginning has counted: it makes none of its own."""
+def _without_estimates(watch: Watch) -> Watch:
+    """Drop estimates: the first one already includes the check."""
     return lambda event: None if "estimate" in event else watch(event)
 
 
-def _fitting(adapter: ModelAdapter, text: Text, segments: int) -> int:
-    """The length if none was asked for: as much as model and text allow for so many segments, up to the usual."""
-    room = LENGTH if adapter.limit is None else adapter.limit - (text.bos is not None)
-    length = min(LENGTH, room)
+def _default_length(adapter: ModelAdapter, text: Text, segments: int) -> int:
+    """The largest length up to LENGTH that the model allows and at which the text has enough segments."""
+    limit = LENGTH if adapter.limit is None else adapter.limit - (text.bos is not None)
+    length = min(LENGTH, limit)
     counts = [len(ids) for ids in text.documents]
     while length > 2 and sum(span.anchors for span in eligible(counts, protocol("last-token"), length)) < segments:
         length = length * 7 // 8
@@ -119,12 +118,12 @@ def _fitting(adapter: ModelAdapter, text: Text, segments: int) -> int:
 def theoretical(adapter: ModelAdapter, window: int | None, norms_NT: np.ndarray) -> dict[str, Any] | None:
     """The exact theoretical receptive field Σ(w - 1) + 1 of a model with windows, and the paper's Σw.
 
-    None where gradients say otherwise: something beside windows, a recurrence, looks farther back.
+    None if gradients are nonzero beyond it, as in a model that has recurrent layers besides windows.
     """
     reach = adapter.reach(window)
     if reach is None or np.nan_to_num(norms_NT[:, :-reach]).any():
         return None
-    if norms_NT.shape[1] <= reach:  # gradients say nothing: at least its layers must be ones that look through windows
+    if norms_NT.shape[1] <= reach:  # too short for gradients to decide: at least the layers must support windows
         try:
             adapter.check_window(reach)
         except BadInput:
@@ -133,17 +132,15 @@ def theoretical(adapter: ModelAdapter, window: int | None, norms_NT: np.ndarray)
     return {"exact": reach, "paper": sum(widths), "windows": widths}
 
 
-def _check(adapter: ModelAdapter, text: Text, length: int, question: MeasureRequest) -> None:
-    check_text(
-        adapter,
-        text.documents,
-        Plan(protocol("last-token"), (length,), question.segments, 0, question.window, text.bos),
-    )
+def _check(adapter: ModelAdapter, text: Text, length: int, request: MeasureRequest) -> None:
+    """Raise BadInput if the model or the text cannot be measured at this length."""
+    plan = Plan(protocol("last-token"), (length,), request.segments, 0, request.window, text.bos)
+    check_text(adapter, text.documents, plan)
     longest = max(len(ids) for ids in text.documents)
-    if longest < LEAST:
-        raise BadInput(f"this text has no document of more than {longest} tokens: at least {LEAST} are needed")
+    if longest < MIN_TOKENS:
+        raise BadInput(f"the longest document of this text has {longest} tokens: at least {MIN_TOKENS} are needed")
     if longest <= length:
         raise BadInput(
-            f"length {length} is too long for this text: its longest document has {longest} tokens: "
-            f"give at most --length {longest - 1}, or a longer text"
+            f"length {length} is too long for this text: its longest document has {longest} tokens; "
+            f"use --length {longest - 1} or less, or a longer text"
         )

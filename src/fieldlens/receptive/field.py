@@ -1,14 +1,15 @@
-"""The receptive field: how a prediction's gradient is spread over the tokens before it.
+"""The receptive field: how the gradient of a prediction is distributed over the context tokens.
 
-s_m = ‖∂ log p / ∂ e_m‖ / Σ_n ‖∂ log p / ∂ e_n‖ is the share of token m, and c_m = Σ_{n ≥ m} s_n that of all from m on.
-The empirical receptive field ERF(p) is how many of the most recent tokens hold more than p: L - max{m | c_m > p} + 1.
+The share of token m is s_m = ‖∂ log p / ∂ e_m‖ / Σ_n ‖∂ log p / ∂ e_n‖; the cumulative share is c_m = Σ_{n ≥ m} s_n.
+The empirical receptive field is the smallest number of most recent tokens that hold more than p:
+ERF(p) = L - max{m | c_m > p} + 1.
 
-# paper: min{m | c_m > .99}, which is always 1; here: the maximum, as its figures mean.
+# paper: min{m | c_m > .99}, which is always 1; here: the maximum, as in the paper's figures.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,32 +20,38 @@ from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import check_causal, eval_mode
 from fieldlens.receptive.input_gradients import Target, embedding_hook
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 TIE = 1e-9
-"""What exceeds p by less does not exceed it: sums of many shares round."""
+"""Tolerance for rounding in sums of shares: c_m must exceed p by more than this."""
 
 SATURATED = 0.9
-"""An ERF above this part of the length is not bounded by it."""
+"""An ERF(99%) above this fraction of the length counts as not bounded."""
 
 SINK = 0.01
-"""A first token with less than this is no attention sink."""
+"""Minimum share of the first token to count as an attention sink."""
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
 Average = Literal["shares", "norms"]
-"""Normalise each segment, then average the shares; or average the norms, then normalise."""
+"""shares: normalise each segment, then average. norms: average the norms, then normalise."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReceptiveField:
-    """Gradient norms of some segments, (N, T), oldest token first; rows of nan are undefined."""
+    """The receptive field of a model, from the gradient norms of N segments.
+
+    `norms_NT` has the oldest token first; a segment whose gradient is undefined is a row of NaN.
+    """
 
     norms_NT: np.ndarray
     average: Average = "shares"
     name: str = ""
     train_length: int | None = None
     bos: bool = False
-    """Whether a token that is no part of the text, and not counted in its length, stands before it."""
+    """Whether each segment starts with a BOS token, which is not counted in the length."""
     reason: str = ""
-    """Why segments are undefined, if some are."""
+    """Why segments are undefined, if any are."""
 
     def __post_init__(self) -> None:
         self.norms_NT.setflags(write=False)
@@ -56,31 +63,31 @@ class ReceptiveField:
 
     @property
     def status(self) -> str:
-        """Empty if all is well, else the reason why there is no receptive field."""
+        """Empty if there is a receptive field, else the reason why there is none."""
         if self.defined.any():
             return ""
-        return self.reason or "the gradient is not finite, zero or no more than round-off"
+        return self.reason or "the gradient is not finite, zero or below rounding error"
 
     @property
     def length(self) -> int:
-        """Tokens of text, without a BOS."""
+        """Number of context tokens, without BOS."""
         return self.norms_NT.shape[1] - self.bos
 
     @property
     def first(self) -> int:
-        """How many tokens at the very beginning are shown apart: the first, and a BOS before it."""
+        """Number of tokens at the start that are reported separately: the first one, and a BOS."""
         return 1 + self.bos
 
     def segments(self, without_first: bool = False) -> np.ndarray:
-        """The shares of each defined segment: (n, T), or without the tokens that are shown apart."""
+        """The shares of each defined segment, (n, T), optionally without the first tokens."""
         norms = self.norms_NT[self.defined][:, self.first if without_first else 0 :]
         totals = norms.sum(1, keepdims=True)
         return np.divide(norms, totals, out=np.zeros_like(norms), where=totals > 0)
 
     def shares(self, without_first: bool = False) -> np.ndarray:
-        """The averaged shares, oldest token first."""
+        """The shares averaged over segments, oldest token first, optionally without the first tokens."""
         if self.status:
-            raise BadInput(f"{self.name or 'this model'} has no receptive field here: {self.status}")
+            raise BadInput(f"{self.name or 'this model'} has no receptive field: {self.status}")
         if self.average == "norms":
             norms = self.norms_NT[self.defined][:, self.first if without_first else 0 :].mean(0)
             return norms / norms.sum() if norms.sum() > 0 else norms
@@ -93,61 +100,92 @@ class ReceptiveField:
 
     @property
     def cumulative(self) -> Tensor:
-        """c_m: the share of the tokens from m on, oldest first; the first entry is 1."""
+        """c_m, the share of token m and all later tokens, oldest first; the first entry is 1."""
         return torch.from_numpy(cumulative(self.shares()))
 
     def erf(self, level: float = 0.99, without_first: bool = False) -> int:
-        """How many of the most recent tokens hold more than this share of the gradient, a BOS not counted."""
+        """ERF(level): how many of the most recent tokens hold more than this share; BOS is not counted."""
         return min(self.length, erf(self.shares(without_first), level))
 
     def erfs(self, level: float, without_first: bool = False) -> np.ndarray:
-        """The same of each segment."""
-        return np.array([min(self.length, erf(one, level)) for one in self.segments(without_first)])
+        """ERF(level) of each defined segment."""
+        return np.array([min(self.length, erf(shares_T, level)) for shares_T in self.segments(without_first)])
 
     @property
     def first_share(self) -> float:
-        """The share of the tokens that are shown apart."""
+        """The share of the first token, including a BOS."""
         return float(self.shares()[: self.first].sum())
 
     def within(self, tokens: int) -> float:
-        """The share of so many most recent tokens."""
+        """The share of the given number of most recent tokens."""
         return float(self.shares()[-tokens:].sum()) if tokens > 0 else 0.0
 
     def saturated(self, without_first: bool = False) -> bool:
-        """Whether the ERF is not bounded at this length."""
+        """Whether ERF(99%) exceeds 0.9 of the length, so that it is not bounded by the context."""
         return self.erf(0.99, without_first) > SATURATED * self.length
 
     def bounded(self) -> str:
-        """The ERF in words; as a bound where the field does not end within the length."""
+        """ERF(99%) as text, with "> " in front if it is not bounded at this length."""
         return f"{'> ' if self.saturated() else ''}{self.erf():,}"
 
     @property
     def has_sink(self) -> bool:
-        """Whether the beginning holds so much more than its part that it is probably an attention sink."""
+        """Whether the first token is an attention sink: above 1% and above five times its even share."""
         return self.first_share > max(SINK, 5 * self.first / self.length)
 
     @property
     def stands_alone(self) -> bool:
-        """Whether anything but the beginning matters, so that there are numbers without it."""
+        """Whether the gradient without the first token is nonzero, so that `without_first` is defined."""
         return bool(self.norms_NT[self.defined][:, self.first :].sum() > 0)
 
-    def plot(self) -> Any:
-        """A figure of the cumulative share against the number of most recent tokens."""
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Plot the cumulative share against the number of most recent tokens; return the matplotlib Axes.
+
+        Draws on `ax` if given, else on a new figure.
+        """
         from fieldlens.reporting.plots import field_curves
 
-        return field_curves([self.curve()])
+        return field_curves([self.curve()], ax)
 
     def curve(self, spec: str | None = None) -> Any:
-        """The receptive field as a line of a figure."""
+        """The data of the plotted line: mean and quartiles over segments."""
         from fieldlens.reporting.plots import Curve
 
         recent = cumulative(self.shares())[::-1]
-        each = np.stack([cumulative(one)[::-1] for one in self.segments()])
-        low, high = np.quantile(each, [0.25, 0.75], axis=0)
+        by_segment = np.stack([cumulative(shares_T)[::-1] for shares_T in self.segments()])
+        low, high = np.quantile(by_segment, [0.25, 0.75], axis=0)
         return Curve(self.name, spec, recent, low, high, self.train_length)
 
+    def to_frame(self) -> Any:
+        """The share and the cumulative share by distance from the prediction, as a pandas DataFrame."""
+        from fieldlens.reporting.table import to_frame
+
+        shares = self.shares()[::-1]
+        return to_frame(
+            [
+                {"distance": distance, "share": float(share), "cumulative": float(total)}
+                for distance, (share, total) in enumerate(zip(shares, np.cumsum(shares), strict=True), 1)
+            ]
+        )
+
+    def __repr__(self) -> str:
+        if self.status:
+            return f"ReceptiveField({self.name or 'model'}: undefined, {self.status})"
+        sizes = ", ".join(f"{level:.0%}: {self.erf(level)}" for level in LEVELS)
+        return f"ReceptiveField({self.name or 'model'}, {sizes} of {self.length} tokens, {len(self.norms_NT)} segments)"
+
+    def _repr_html_(self) -> str:
+        from fieldlens.reporting.table import Table
+
+        if self.status:
+            return Table(["model", "receptive field"], [[self.name or "model", f"undefined: {self.status}"]]).html()
+        columns = [f"{level:.0%}" for level in LEVELS]
+        cells = [self.name or "model", *(f"{self.erf(level):,}" for level in LEVELS), f"{self.first_share:.1%}"]
+        title = f"most recent tokens that hold this share of the gradient, of {self.length:,}"
+        return Table(["model", *columns, "first token"], [cells], title).html()
+
     def to_json(self) -> dict[str, Any]:
-        """The curve and what is read from it."""
+        """The shares and the numbers derived from them."""
         about: dict[str, Any] = {
             "name": self.name,
             "length": self.length,
@@ -161,10 +199,8 @@ class ReceptiveField:
         if self.status:
             return about
         return about | {
-            "erf": {f"{level:g}": self._read(level, False) for level in LEVELS},
-            "erf_without_first": {f"{level:g}": self._read(level, True) for level in LEVELS}
-            if self.stands_alone
-            else None,
+            "erf": self._erf_table(without_first=False),
+            "erf_without_first": self._erf_table(without_first=True) if self.stands_alone else None,
             "first_tokens": self.first,
             "first_share": self.first_share,
             "sink": self.has_sink,
@@ -173,22 +209,27 @@ class ReceptiveField:
             "share": [float(f"{value:.6g}") for value in self.shares()],
         }
 
-    def _read(self, level: float, without_first: bool) -> dict[str, Any]:
-        tokens = self.erf(level, without_first)
-        low, middle, high = np.quantile(self.erfs(level, without_first), [0.25, 0.5, 0.75])
-        trained = tokens / self.train_length if self.train_length else None
-        return {"tokens": tokens, "of_train_length": trained, "median": middle, "quartiles": [low, high]}
+    def _erf_table(self, without_first: bool) -> dict[str, dict[str, Any]]:
+        """ERF of the mean, median and quartiles over segments, by level."""
+        table = {}
+        for level in LEVELS:
+            tokens = self.erf(level, without_first)
+            low, middle, high = np.quantile(self.erfs(level, without_first), [0.25, 0.5, 0.75])
+            ratio = tokens / self.train_length if self.train_length else None
+            row = {"tokens": tokens, "of_train_length": ratio, "median": middle, "quartiles": [low, high]}
+            table[f"{level:g}"] = row
+        return table
 
 
 def cumulative(shares_T: np.ndarray) -> np.ndarray:
-    """c_m, summed from the most recent token on."""
+    """c_m: shares summed from the most recent token backwards."""
     return np.cumsum(shares_T[::-1])[::-1].copy()
 
 
 def erf(shares_T: np.ndarray, level: float) -> int:
-    """The smallest number of most recent tokens that hold more than a level."""
+    """The smallest number of most recent tokens whose shares sum to more than `level`."""
     if not 0 < level < 1:
-        raise BadInput(f"level is {level}: between 0 and 1 is needed")
+        raise BadInput(f"level must be between 0 and 1, got {level}")
     return min(len(shares_T), int((np.cumsum(shares_T[::-1]) <= level + TIE).sum()) + 1)
 
 
@@ -201,35 +242,53 @@ def receptive_field(
     window: int | None = None,
     checkpointing: bool = False,
 ) -> ReceptiveField:
-    """The receptive field of a Decoder, a transformers model, or a module with an embedding.
+    """Compute the receptive field of a model on the given tokens.
 
-    `ids` are context tokens followed by the token to predict: one row, or many of the same length to average.
+    Parameters
+    ----------
+    model
+        A Decoder, a transformers model, or a module with a submodule named `embedding`.
+    ids
+        Context tokens followed by the token to predict: shape (T + 1,), or (N, T + 1) to average over N segments.
+    target
+        The scalar to differentiate: log p of the token to predict, or the largest logit.
+    average
+        Normalise each segment and average the shares, or average the norms and normalise.
+    window
+        Attention window of every layer; None keeps the model's own windows.
+    checkpointing
+        Recompute activations in the backward pass to save memory.
     """
-    for given, allowed, kind in ((target, get_args(Target), "target"), (average, get_args(Average), "average")):
-        if given not in allowed:
-            raise unknown(kind, given, allowed)
+    for name, value, allowed in (("target", target, get_args(Target)), ("average", average, get_args(Average))):
+        if value not in allowed:
+            raise unknown(name, value, allowed)
     ids_BT = _rows(ids)
     with eval_mode(model):
-        one = adapt(model)
-        if one.dtype.itemsize < 4:
-            raise BadInput(f"{one.name} is in {one.dtype}: gradients need at least float32; call model.float() first")
-        one.check_ids(int(ids_BT.min()), int(ids_BT.max()))
+        adapter = adapt(model)
+        if adapter.dtype.itemsize < 4:
+            message = f"{adapter.name} has dtype {adapter.dtype}: gradients need at least float32"
+            raise BadInput(f"{message}; call model.float() first")
+        adapter.check_ids(int(ids_BT.min()), int(ids_BT.max()))
         tokens = ids_BT.shape[1] - 1
-        if one.limit is not None and tokens > one.limit:
-            raise BadInput(f"{tokens} tokens are beyond the {one.limit} positions that {one.name} has")
-        check_causal(one)
-        one.check_window(window)
-        opened = embedding_hook(one, checkpointing)
-        norms_BT = torch.cat([opened.norms(row[None], target, window) for row in ids_BT])
-    return ReceptiveField(norms_BT.numpy(), average, one.name, one.train_length, reason=opened.reason)
+        if adapter.limit is not None and tokens > adapter.limit:
+            raise BadInput(f"{tokens} tokens exceed the {adapter.limit} positions of {adapter.name}")
+        check_causal(adapter)
+        adapter.check_window(window)
+        hook = embedding_hook(adapter, checkpointing)
+        norms_BT = torch.cat([hook.norms(row[None], target, window) for row in ids_BT])
+    return ReceptiveField(norms_BT.numpy(), average, adapter.name, adapter.train_length, reason=hook.reason)
 
 
 def _rows(ids: Tensor | Sequence[int]) -> Tensor:
+    """Token ids as a tensor of shape (N, T + 1)."""
     try:
         ids_BT = torch.as_tensor(ids)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise BadInput(f"ids are whole numbers, one row or many of the same length ({error})") from None
+        raise BadInput(f"ids must be integers, in one row or several of the same length ({error})") from None
     ids_BT = ids_BT[None] if ids_BT.ndim == 1 else ids_BT
-    if ids_BT.ndim != 2 or ids_BT.is_floating_point() or ids_BT.shape[1] < 2 or not len(ids_BT):
-        raise BadInput("ids are whole numbers, one row or many: at least one context token and the one to predict")
+    if ids_BT.is_floating_point():
+        raise BadInput(f"ids must be integers, got {ids_BT.dtype}")
+    if ids_BT.ndim != 2 or ids_BT.shape[1] < 2 or not len(ids_BT):
+        shape = tuple(ids_BT.shape)
+        raise BadInput(f"ids must hold at least one context token and the token to predict per row, got shape {shape}")
     return ids_BT

@@ -1,8 +1,8 @@
-"""Influence: how strongly each input token moves a model's prediction, by the gradient at the input embeddings.
+"""Gradients at the input embeddings: how strongly each input token influences the prediction of a model.
 
-One seam for every model: the output of the embedding layer is replaced by a leaf of the graph. Weights need no
-gradients, only the last row of logits is asked for, and activations are computed again in backward where they would not
-fit into memory.
+One method for every model: a forward hook replaces the output of the embedding layer by a leaf tensor. Weights do not
+require gradients, only the last row of logits is computed, and activations can be recomputed in the backward pass to
+save memory.
 """
 
 import functools
@@ -21,29 +21,30 @@ from fieldlens.models.adapters.hf import HFAdapter
 from fieldlens.receptive.last_query import LastQuery, last_query
 
 Target = Literal["log-likelihood", "top-logit"]
-"""What is differentiated: log p of the true next token, or the largest logit."""
+"""The scalar to differentiate: log p of the true next token, or the largest logit."""
 
-GRAIN = 64
-"""A gradient whose first-order effect is below so many rounding errors of the logits is round-off."""
+ROUNDING = 64
+"""A gradient whose first-order effect is below this many rounding errors of the logits is undefined."""
 
 
 class EmbeddingHook:
-    """A subject opened at its embeddings: `norms` tells what the gradient is at each of them."""
+    """Computes gradients at the output of a model's embedding layer."""
 
     def __init__(self, adapter: ModelAdapter, checkpointing: bool = False, shortcut: bool = False) -> None:
         self.adapter, self.checkpointing, self.shortcut = adapter, checkpointing, shortcut
-        self.module, self.embedding = _parts(adapter)
-        self.its_layers = layers_of(adapter)
-        """Its layers, bottom up."""
+        self.module, self.embedding = _module_and_embedding(adapter)
+        self.layer_modules = layers_of(adapter)
+        """The layers of the model, bottom up."""
         self.reason = ""
-        """Why the last gradient that was undefined was so."""
-        self.besides = False
-        """Whether tokens also come in elsewhere, past the embeddings: shares know nothing of that."""
+        """Why the most recent undefined gradient is undefined."""
+        self.has_other_inputs = False
+        """Whether token ids also enter the model elsewhere; gradients do not include that path."""
 
     def norms(self, ids_BT: Tensor, target: Target = "log-likelihood", window: int | None = None) -> Tensor:
-        """‖∂ target / ∂ embedding‖ of each context token; ids are context and then the true next token: (B, T) float64.
+        """‖∂ target / ∂ embedding‖ of each context token: (B, T) float64.
 
-        A row is nan where the gradient is not finite, or zero or no more than round-off.
+        `ids_BT` holds the context and then the true next token. A row is NaN if its gradient is not finite, zero or
+        below rounding error.
         """
         inputs_BT, truth_B = ids_BT[:, :-1].to(self.adapter.device), ids_BT[:, -1].to(self.adapter.device)
         with self.open() as leaf, torch.enable_grad():
@@ -57,137 +58,141 @@ class EmbeddingHook:
         return self._norms(gradient_BTD, leaf(), wide_BV.detach())
 
     def layers(self, ids_BT: Tensor, window: int | None = None, chosen: Sequence[int] | None = None) -> Tensor:
-        """The same for the output of each layer, or of those chosen, along a random direction: (R, B, T) float64."""
+        """Gradient norms of the outputs of layers (all, or `chosen`) along a random direction: (R, B, T) float64."""
         inputs_BT = ids_BT[:, :-1].to(self.adapter.device)
-        found = []
-        with self.open() as leaf, layer_outputs(self.its_layers) as outputs, torch.enable_grad():
+        norms = []
+        with self.open() as leaf, layer_outputs(self.layer_modules) as outputs, torch.enable_grad():
             for _ in self.adapter.logits(inputs_BT, 1, window, 0):
                 pass
-            chance = torch.Generator().manual_seed(0)
-            wanted = list(range(len(outputs)) if chosen is None else chosen)
-            for number in wanted:
+            generator = torch.Generator().manual_seed(0)
+            numbers = list(range(len(outputs)) if chosen is None else chosen)
+            for number in numbers:
                 last_BD = outputs[number][1][:, -1]
-                direction_D = torch.randn(last_BD.shape[-1], generator=chance).to(last_BD)
-                gradient_BTD = _gradient((last_BD @ direction_D).sum(), leaf(), keep=number != wanted[-1])
-                found.append(self._norms(gradient_BTD, leaf(), last_BD.detach()))
-        return torch.stack(found)
+                direction_D = torch.randn(last_BD.shape[-1], generator=generator).to(last_BD)
+                gradient_BTD = _gradient((last_BD @ direction_D).sum(), leaf(), keep=number != numbers[-1])
+                norms.append(self._norms(gradient_BTD, leaf(), last_BD.detach()))
+        return torch.stack(norms)
 
     @contextmanager
     def open(self) -> Iterator[Callable[[], Tensor]]:
-        """While this holds, the embeddings of the next forward are a leaf that gradients stop at."""
+        """Context in which the embeddings of the next forward pass are a leaf tensor; yields a function to get it."""
         leaves: list[Tensor] = []
 
         def cut(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
             leaf = output.detach().requires_grad_()
             leaves.append(leaf)
-            return leaf.clone()  # some models scale what they are given in place
+            return leaf.clone()  # some models scale embeddings in place
 
         def leaf() -> Tensor:
             if len(leaves) != 1:
-                raise BadInput(f"{self.adapter.name} looks its tokens up {len(leaves)} times: once is wanted")
+                raise BadInput(f"{self.adapter.name} calls its embedding layer {len(leaves)} times, expected once")
             return leaves[0]
 
         with ExitStack() as stack:
             stack.enter_context(frozen(self.module))
             if self.checkpointing:
-                stack.enter_context(recomputing(self.adapter, self.its_layers, self.shortcut))
+                stack.enter_context(recomputing(self.adapter, self.layer_modules, self.shortcut))
             if self.shortcut:
-                stack.enter_context(last_query(self.its_layers[-1]))
+                stack.enter_context(last_query(self.layer_modules[-1]))
             handle = self.embedding.register_forward_hook(cut)
             stack.callback(handle.remove)
             yield leaf
 
-    def _norms(self, gradient_BTD: Tensor, leaf_BTD: Tensor, outcome_BV: Tensor) -> Tensor:
-        # In float64: the squares of what is below 1e-19 are zero in float32, and a window's edge is that small.
+    def _norms(self, gradient_BTD: Tensor, leaf_BTD: Tensor, output_BV: Tensor) -> Tensor:
+        """Norms over the width, NaN in rows where the gradient is undefined."""
+        # float64: squares of values below 1e-19 underflow in float32, and gradients at a window's edge are that small
         norms_BT, sizes_BT = (
             torch.linalg.vector_norm(x_BTD.detach().cpu(), dim=-1, dtype=torch.float64)
             for x_BTD in (gradient_BTD, leaf_BTD)
         )
         effect_B = (norms_BT * sizes_BT).sum(1)
-        grain_B = GRAIN * torch.finfo(self.adapter.dtype).eps * outcome_BV.abs().amax(1).double().cpu().clamp(min=1e-3)
-        finite_B, large_B = torch.isfinite(norms_BT).all(1), effect_B > grain_B
+        rounding_B = (
+            ROUNDING * torch.finfo(self.adapter.dtype).eps * output_BV.abs().amax(1).double().cpu().clamp(min=1e-3)
+        )
+        finite_B, large_B = torch.isfinite(norms_BT).all(1), effect_B > rounding_B
         defined_B = finite_B & large_B
         if not finite_B.all():
-            self.reason = "the gradient is not finite: the model computes something that is no number"
+            self.reason = "the gradient is not finite: the model produced NaN or inf"
         elif not large_B.all():
-            self.reason = "the gradient is zero or no more than round-off: the prediction does not depend on the text"
+            self.reason = "the gradient is zero or below rounding error: the prediction does not depend on the text"
         return norms_BT.where(defined_B[:, None], torch.nan)
 
     def check(self) -> None:
-        """The seam must not change what the model says."""
+        """Raise BadInput if the hook changes the logits; detect other inputs of token ids."""
         ids_BT = self.adapter.noise(min(8, self.adapter.limit or 8))[:1]
         with torch.no_grad():
             plain = next(self.adapter.logits(ids_BT, 1, None, 0)).double()
         with self.open() as leaf, torch.enable_grad():
-            cut = next(self.adapter.logits(ids_BT, 1, None, 0)).double()
-            if not cut.requires_grad:
+            hooked = next(self.adapter.logits(ids_BT, 1, None, 0)).double()
+            if not hooked.requires_grad:
                 raise BadInput(f"{self.adapter.name} cannot be measured: its logits do not depend on its embeddings")
             embedded = leaf().detach()
         handle = self.embedding.register_forward_hook(lambda *_: embedded.clone())
         try:
             with torch.no_grad():
-                others = (ids_BT + 1) % self.adapter.vocab_size
-                self.besides = not close(plain, next(self.adapter.logits(others, 1, None, 0)).double())
+                other_ids_BT = (ids_BT + 1) % self.adapter.vocab_size
+                other = next(self.adapter.logits(other_ids_BT, 1, None, 0)).double()
+                self.has_other_inputs = not close(plain, other)
         finally:
             handle.remove()
-        if not close(plain, cut):
-            raise BadInput(f"{self.adapter.name} cannot be measured: opened at its embeddings it predicts otherwise")
+        if not close(plain, hooked):
+            raise BadInput(f"{self.adapter.name} cannot be measured: a hook on its embeddings changes its logits")
 
 
 def embedding_hook(adapter: ModelAdapter, checkpointing: bool = False) -> EmbeddingHook:
-    """A subject opened at its embeddings, after a look that this changes nothing; without what changes something."""
-    found = EmbeddingHook(adapter, checkpointing and can_recompute(adapter), can_shortcut(adapter))
-    found.check()
-    return found
+    """A checked EmbeddingHook; checkpointing and the last-query shortcut are used only if they do not change logits."""
+    hook = EmbeddingHook(adapter, checkpointing and can_recompute(adapter), can_shortcut(adapter))
+    hook.check()
+    return hook
 
 
 def can_recompute(adapter: ModelAdapter) -> bool:
-    """Whether activations can be computed again, to the same logits."""
-    return bool(layers_of(adapter)) and _unchanged(EmbeddingHook(adapter, checkpointing=True))
+    """Whether activations can be recomputed with the same logits."""
+    return bool(layers_of(adapter)) and _passes_check(EmbeddingHook(adapter, checkpointing=True))
 
 
 def can_shortcut(adapter: ModelAdapter) -> bool:
-    """Whether the top layer of a transformers model can attend from its last position alone, to the same logits."""
+    """Whether the top layer of a transformers model can compute its last query only, with the same logits."""
     return (
         isinstance(adapter, HFAdapter)
         and bool(layers_of(adapter))
-        and _unchanged(EmbeddingHook(adapter, shortcut=True))
+        and _passes_check(EmbeddingHook(adapter, shortcut=True))
     )
 
 
-def _unchanged(opened: EmbeddingHook) -> bool:
+def _passes_check(hook: EmbeddingHook) -> bool:
     try:
-        opened.check()
+        hook.check()
     except (RuntimeError, BadInput):
         return False
     return True
 
 
 def layers_of(adapter: ModelAdapter) -> list[nn.Module]:
-    """The layers of a model, bottom up; none where they cannot be told."""
+    """The layers of a model, bottom up; empty if they cannot be identified."""
     if isinstance(adapter, DecoderAdapter):
         return list(adapter.decoder.blocks)
     if isinstance(adapter, HFAdapter):
         from transformers.modeling_layers import GradientCheckpointingLayer
 
-        found = [module for module in adapter.model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        return _run_once(adapter, found)
+        candidates = [module for module in adapter.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        return _run_once(adapter, candidates)
     return []
 
 
-def _run_once(adapter: ModelAdapter, found: list[nn.Module]) -> list[nn.Module]:
-    """Of some layers those that a text runs through, once, as states (B, T, D): not those of an eye or an ear."""
+def _run_once(adapter: ModelAdapter, candidates: list[nn.Module]) -> list[nn.Module]:
+    """The candidates that run exactly once on text, with outputs (B, T, D); excludes vision and audio encoders."""
     ids_BT = torch.zeros(1, min(8, adapter.limit or 8), dtype=torch.long, device=adapter.device)
-    with layer_outputs(found) as outputs, torch.no_grad():
+    with layer_outputs(candidates) as outputs, torch.no_grad():
         for _ in adapter.logits(ids_BT, 1, None, 0):
             pass
     ran = [layer for layer, states in outputs if getattr(states, "ndim", 0) == 3]
-    return [layer for layer in found if ran.count(layer) == 1]
+    return [layer for layer in candidates if ran.count(layer) == 1]
 
 
 @contextmanager
 def layer_outputs(layers: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module, Any]]]:
-    """What these layers give in the next forward, in the order in which they run."""
+    """Context that collects (layer, output) of the next forward pass, in the order in which layers run."""
     outputs: list[tuple[nn.Module, Any]] = []
 
     def keep(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -201,20 +206,20 @@ def layer_outputs(layers: Sequence[nn.Module]) -> Iterator[list[tuple[nn.Module,
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """While this holds, no weight asks for a gradient."""
-    asked = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    for parameter in asked:
+    """Context in which no parameter requires a gradient."""
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in trainable:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in asked:
+        for parameter in trainable:
             parameter.requires_grad_(True)
 
 
 @contextmanager
 def recomputing(adapter: ModelAdapter, layers: Sequence[nn.Module], shortcut: bool = False) -> Iterator[None]:
-    """While this holds, each layer keeps only its input and is computed again in backward; the top one as it was."""
+    """Context with gradient checkpointing: each layer keeps only its input and is recomputed in the backward pass."""
     if isinstance(adapter, DecoderAdapter):
         before, adapter.decoder.checkpointing = adapter.decoder.checkpointing, True
         try:
@@ -222,13 +227,13 @@ def recomputing(adapter: ModelAdapter, layers: Sequence[nn.Module], shortcut: bo
         finally:
             adapter.decoder.checkpointing = before
         return
-    # transformers recomputes only layers in training mode: these modules alone are put there, with their dropout off
+    # transformers checkpoints only layers in training mode: set it on these modules only, with dropout 0
     with ExitStack() as stack:
         for layer in layers:
-            again = functools.partial(checkpoint, use_reentrant=False)
-            if shortcut and layer is layers[-1]:  # hooks of a layer may stay outside of what is computed again
-                again = functools.partial(again, context_fn=lambda: (nullcontext(), LastQuery()))
-            changes = {"training": True, "gradient_checkpointing": True, "_gradient_checkpointing_func": again}
+            recompute = functools.partial(checkpoint, use_reentrant=False)
+            if shortcut and layer is layers[-1]:  # the recomputation may not run the hooks of the layer
+                recompute = functools.partial(recompute, context_fn=lambda: (nullcontext(), LastQuery()))
+            changes = {"training": True, "gradient_checkpointing": True, "_gradient_checkpointing_func": recompute}
             changes |= {name: 0.0 for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)}
             stack.callback(vars(layer).update, {name: vars(layer)[name] for name in changes if name in vars(layer)})
             for name in changes:
@@ -239,13 +244,14 @@ def recomputing(adapter: ModelAdapter, layers: Sequence[nn.Module], shortcut: bo
 
 
 def _gradient(scalar: Tensor, leaf: Tensor, keep: bool = False) -> Tensor:
+    """∂ scalar / ∂ leaf, zero if there is no dependence; `keep` retains the graph."""
     if not scalar.requires_grad:
         return torch.zeros_like(leaf)
-    (found,) = torch.autograd.grad(scalar, leaf, retain_graph=keep, allow_unused=True)
-    return torch.zeros_like(leaf) if found is None else found
+    (gradient,) = torch.autograd.grad(scalar, leaf, retain_graph=keep, allow_unused=True)
+    return torch.zeros_like(leaf) if gradient is None else gradient
 
 
-def _parts(adapter: ModelAdapter) -> tuple[nn.Module, nn.Module]:
+def _module_and_embedding(adapter: ModelAdapter) -> tuple[nn.Module, nn.Module]:
     if isinstance(adapter, DecoderAdapter):
         return adapter.decoder, adapter.decoder.embedding
     if isinstance(adapter, HFAdapter):
@@ -254,6 +260,4 @@ def _parts(adapter: ModelAdapter) -> tuple[nn.Module, nn.Module]:
     embedding = getattr(function, "embedding", None)
     if isinstance(function, nn.Module) and isinstance(embedding, nn.Module):
         return function, embedding
-    raise BadInput(
-        f"{adapter.name} cannot be measured: a model needs a module named embedding that looks its tokens up"
-    )
+    raise BadInput(f"{adapter.name} cannot be measured: it needs a submodule named embedding for its input tokens")

@@ -1,4 +1,4 @@
-"""A measurement: what was asked of the lens and what it found, in memory and on disk."""
+"""The request and the result of a measurement, in memory and on disk."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from fieldlens.receptive.check import Check
 from fieldlens.receptive.field import Average, ReceptiveField
 from fieldlens.receptive.input_gradients import Target
 from fieldlens.schemes.window import check_window
-from fieldlens.storage.results import read_arrays, read_json, write_arrays, write_json
+from fieldlens.storage.results import read_result, write_result
 
 KIND = "fieldlens measurement"
 RULES = 1
-"""Which segments are drawn and what is computed of them; a change makes another measurement."""
+"""Version of how segments are drawn and what is computed; another version is another measurement."""
 
 
 @dataclass(frozen=True)
 class MeasureRequest:
-    """What `fieldlens measure` was asked."""
+    """The options of `fieldlens measure`."""
 
     corpus: str | None = None
     text: Path | None = None
@@ -33,7 +33,7 @@ class MeasureRequest:
     average: Average = "shares"
     window: int | None = None
     plain: bool = False
-    """Without layers and heat maps."""
+    """Skip layers and heat maps."""
     probe: bool = False
     check: bool = False
     targets: int = 200
@@ -42,39 +42,39 @@ class MeasureRequest:
     split: str = "test"
 
     def __post_init__(self) -> None:
-        for what in ("segments", "targets"):
-            if getattr(self, what) < 1:
-                raise BadInput(f"{what} is {getattr(self, what)}: at least 1 is needed")
+        for name in ("segments", "targets"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.length is not None and self.length < 2:
-            raise BadInput(f"length is {self.length}: at least 2 is needed")
+            raise BadInput(f"length must be at least 2, got {self.length}")
         if self.corpus is not None and self.text is not None:
-            raise BadInput("give either --text or --corpus")
+            raise BadInput("give either --text or --corpus, not both")
         choices = (("target", get_args(Target)), ("average", get_args(Average)), ("split", SPLITS))
-        for what, allowed in choices:
-            if getattr(self, what) not in allowed:
-                raise unknown(what, getattr(self, what), allowed)
+        for name, allowed in choices:
+            if getattr(self, name) not in allowed:
+                raise unknown(name, getattr(self, name), allowed)
         check_window(self.window)
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A text before one target, and the share of each of its last tokens."""
+    """The context of one target, and the share of each of its last tokens."""
 
     tokens: list[str]
     shares: list[float]
     target: str
     earlier: float
-    """The share of the tokens before those."""
+    """The share of all earlier tokens."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the lens found of one model."""
+    """The receptive field of one model, with layers, heat maps, probe and check."""
 
     about: dict[str, Any]
     field: ReceptiveField
     layers: dict[int, np.ndarray]
-    """Shares of the output of some layers, counted from 1, at the last position, oldest token first."""
+    """Shares at the output of some layers (numbered from 1) at the last position, oldest token first."""
     heats: list[HeatMap] = dataclasses.field(default_factory=list)
     probe: dict[str, Any] | None = None
     check: Check | None = None
@@ -88,17 +88,17 @@ class Measurement:
         return self.about["model"]["scheme"]
 
     def layer_fields(self) -> dict[int, ReceptiveField]:
-        """The receptive fields of some layers' outputs, where they are defined."""
+        """The receptive fields at the outputs of layers, where they are defined."""
         fields = {
             number: ReceptiveField(shares_T[None].copy(), bos=self.field.bos)
             for number, shares_T in self.layers.items()
         }
-        return {number: one for number, one in fields.items() if not one.status}
+        return {number: field for number, field in fields.items() if not field.status}
 
     def to_json(self) -> dict[str, Any]:
         layers = [
-            {"layer": number, "erf": {f"{level:g}": one.erf(level) for level in (0.5, 0.9, 0.99)}}
-            for number, one in self.layer_fields().items()
+            {"layer": number, "erf": {f"{level:g}": field.erf(level) for level in (0.5, 0.9, 0.99)}}
+            for number, field in self.layer_fields().items()
         ]
         return {
             **self.about,
@@ -112,32 +112,32 @@ class Measurement:
         }
 
 
-def save_measurement(one: Measurement, path: Path) -> None:
-    """Write a JSON file, and the norms beside it; heat maps and the evaluations of a check are left out."""
-    write_json(path, one.to_json())
-    layers = {f"layer_{number}": shares_T.astype(np.float16) for number, shares_T in one.layers.items()}
-    write_arrays(path.with_suffix(".npz"), {"norms": one.field.norms_NT.astype(np.float32), **layers})
+def save_measurement(measurement: Measurement, path: Path) -> None:
+    """Write a sealed JSON file, with the norms beside it; heat maps and the evaluations of a check are left out."""
+    layers = {f"layer_{number}": shares_T.astype(np.float16) for number, shares_T in measurement.layers.items()}
+    arrays: dict[str, np.ndarray] = {"norms": measurement.field.norms_NT.astype(np.float32), **layers}
+    write_result(path, measurement.to_json(), arrays)
 
 
 def read_measurement(path: Path) -> Measurement:
-    """A measurement that was saved."""
-    about = read_json(path)
+    """A saved measurement, verified."""
+    about, arrays = read_result(path)
     if about.get("kind") != KIND:
         raise BadInput(f"{path} is not the result of a measurement")
     try:
-        field, arrays = about["receptive_field"], read_arrays(path.with_suffix(".npz"))
-        norms_NT = arrays["norms"].astype(np.float64)
+        saved, norms_NT = about["receptive_field"], arrays["norms"].astype(np.float64)
         bos = about["asked"]["bos"] is not None
-        if norms_NT.shape != (field["segments"], field["length"] + bos):
-            raise ValueError(f"norms of the shape {norms_NT.shape}, not {field['segments']} × {field['length'] + bos}")
-        found = ReceptiveField(
-            norms_NT, field["average"], field["name"], field["train_length"], bos, field["undefined_reason"]
+        expected = (saved["segments"], saved["length"] + bos)
+        if norms_NT.shape != expected:
+            raise ValueError(f"the norms have the shape {norms_NT.shape}, expected {expected}")
+        field = ReceptiveField(
+            norms_NT, saved["average"], saved["name"], saved["train_length"], bos, saved["undefined_reason"]
         )
         wide = {name: array.astype(np.float64) for name, array in arrays.items() if name.startswith("layer_")}
         layers = {int(name[6:]): shares_T for name, shares_T in wide.items()}
-        return Measurement(about, found, layers, probe=about["probe"])
+        return Measurement(about, field, layers, probe=about["probe"])
+    except BadInput:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, BadInput):
-            raise
-        what = f"is not a whole result of a measurement ({type(error).__name__}: {error})"
-        raise BadInput(f"{path} {what}: delete it, and what made it makes it again") from None
+        problem = f"is not a complete result of a measurement ({type(error).__name__}: {error})"
+        raise BadInput(f"{path} {problem}: delete it and re-run the command") from None

@@ -1,4 +1,4 @@
-"""The gradients of one model on one text: within memory, with an estimate first, layer by layer and as heat maps."""
+"""Runs the gradients of one model on one text within the available memory: segments, layers and heat maps."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -20,140 +20,142 @@ from fieldlens.receptive.input_gradients import EmbeddingHook, embedding_hook
 from fieldlens.receptive.result import HeatMap, MeasureRequest
 
 SHORT = 128
-"""Tokens of the text that the estimate of time is made from."""
+"""Tokens of the trial run from which the duration is estimated."""
 
-TRIED = 0.5
-"""Seconds in which a whole text is tried instead: in small models a short one is mostly overhead."""
+FULL_TRIAL = 0.5
+"""If a full segment takes less than this many seconds, the trial uses one: short runs of small models are overhead."""
 
 LAYERS, LAYER_SEGMENTS = 12, 2
-"""So many layers at most are measured, evenly from the first to the last, on so many segments."""
+"""Maximum number of layers to measure, evenly spaced from first to last, and of segments to measure them on."""
 
 HEAT_TARGETS, HEAT_STEP, HEAT_TOKENS = 8, 24, 240
-"""So many targets, so far from each other, have their text shown, with so many tokens before each."""
+"""Number of targets with a heat map, their distance in tokens, and the number of tokens shown for each."""
 
 
 class GradientRunner:
-    """The gradients of one model on one text."""
+    """Computes the gradients of one model on one text."""
 
-    def __init__(self, adapter: ModelAdapter, text: Text, length: int, question: MeasureRequest, watch: Watch) -> None:
-        self.adapter, self.text, self.length, self.question, self.watch = adapter, text, length, question, watch
-        room = SHARE * free_memory(adapter.device)
-        heavy = backward(adapter, length, checkpointing=False).bytes > room
-        self.embedding_hook: EmbeddingHook = embedding_hook(adapter, checkpointing=heavy)
-        effort = backward(adapter, length, self.embedding_hook.checkpointing)
-        self.batch = max(1, min(8, int(room / effort.bytes), 4096 // length))
-        self.memory = self.batch * effort.bytes
-        count = len(self.embedding_hook.its_layers)
+    def __init__(self, adapter: ModelAdapter, text: Text, length: int, request: MeasureRequest, watch: Watch) -> None:
+        self.adapter, self.text, self.length, self.request, self.watch = adapter, text, length, request, watch
+        memory = SHARE * free_memory(adapter.device)
+        checkpointing = backward(adapter, length, checkpointing=False).bytes > memory
+        self.embedding_hook: EmbeddingHook = embedding_hook(adapter, checkpointing)
+        cost = backward(adapter, length, self.embedding_hook.checkpointing)
+        self.batch = max(1, min(8, int(memory / cost.bytes), 4096 // length))
+        self.memory = self.batch * cost.bytes
+        count = len(self.embedding_hook.layer_modules)
         self.layers_chosen = sorted({round(n) for n in np.linspace(0, count - 1, min(LAYERS, count))}) if count else []
-        # in gradients: a layer's gradient costs as much as lies below it
+        # in units of a full gradient: the cost of a layer's gradient is proportional to the layers below it
         self.layer_cost = 1 + sum((number + 1) / count for number in self.layers_chosen)
-        more = HEAT_TARGETS + min(LAYER_SEGMENTS, question.segments) * self.layer_cost
-        self.total = question.segments + (0 if question.plain else more)
+        details = HEAT_TARGETS + min(LAYER_SEGMENTS, request.segments) * self.layer_cost
+        self.total = request.segments + (0 if request.plain else details)
         self.done = 0.0
 
     def rows(self, anchors: Sequence[Anchor]) -> Iterator[Tensor]:
-        """Context and target of each anchor, one row at a time: (1, T + 1)."""
+        """Context and target of each anchor, as rows of shape (1, T + 1)."""
         for anchor in anchors:
             yield self._row(anchor)
 
     def _row(self, anchor: Anchor) -> Tensor:
-        first = max(0, anchor.offset - self.length)
-        ids = self.text.documents[anchor.document][first : anchor.offset + 1].astype(np.int64)
-        head = [self.text.bos] if self.text.bos is not None else []
-        return torch.from_numpy(np.concatenate([np.array(head, np.int64), ids]))[None]
+        start = max(0, anchor.offset - self.length)
+        ids_T = self.text.documents[anchor.document][start : anchor.offset + 1].astype(np.int64)
+        bos_T = np.array([self.text.bos] if self.text.bos is not None else [], np.int64)
+        return torch.from_numpy(np.concatenate([bos_T, ids_T]))[None]
 
     def norms(self, anchors: Sequence[Anchor]) -> np.ndarray:
         """Gradient norms of every segment: (N, T)."""
         rows = list(self.rows(anchors))
-        found: list[Tensor] = []
+        norms: list[Tensor] = []
         try:
             self._estimate()
         except (RuntimeError, MemoryError, IndexError, ValueError) as error:
-            self._smaller(error, begun=False)
-        while len(found) < len(rows):
-            some = rows[len(found) : len(found) + (1 if not found else self.batch)]
+            self._reduce_memory(error, started=False)
+        while len(norms) < len(rows):
+            batch = rows[len(norms) : len(norms) + (1 if not norms else self.batch)]
             try:
-                found += self.embedding_hook.norms(torch.cat(some), self.question.target, self.question.window)
+                norms += self.embedding_hook.norms(torch.cat(batch), self.request.target, self.request.window)
             except (RuntimeError, MemoryError, IndexError, ValueError) as error:
-                self._smaller(error, bool(found))
+                self._reduce_memory(error, started=bool(norms))
                 continue
-            self._advance(len(some), "gradients")
-        return torch.stack(found).numpy()
+            self._advance(len(batch), "gradients")
+        return torch.stack(norms).numpy()
 
     def _estimate(self) -> None:
-        """Before starting: what a gradient takes, of a short text unless a whole one is as good as free, for all."""
-        each = backward(self.adapter, self.length, self.embedding_hook.checkpointing).operations
+        """Report the expected duration and memory before starting, from a trial run."""
+        request = self.request
+        gradient_cost = backward(self.adapter, self.length, self.embedding_hook.checkpointing).operations
         rate = self._rate(min(SHORT, self.length))
-        if each / rate < TRIED:
+        if gradient_cost / rate < FULL_TRIAL:
             rate = self._rate(self.length)
-        once = forward(self.adapter, self.length, 1, self.question.window).operations
-        asked = self.question
-        # contexts that halve take twice the longest together; windows, as many as halvings, the longest once each
-        extra = once * (2 * asked.segments * asked.probe + (2 + self.length.bit_length()) * asked.targets * asked.check)
-        self.watch({"estimate": (self.total * each + extra) / rate, "memory": self.memory})
+        forward_cost = forward(self.adapter, self.length, 1, request.window).operations
+        # Contexts of length L, L/2, L/4 … cost about 2 forward passes; each window costs one, and there are log2(L).
+        passes = 2 * request.segments * request.probe
+        passes += (2 + self.length.bit_length()) * request.targets * request.check
+        operations = self.total * gradient_cost + passes * forward_cost
+        self.watch({"estimate": operations / rate, "memory": self.memory})
 
     def _rate(self, tokens: int) -> float:
-        """Operations per second in a gradient of a text of so many tokens."""
+        """Operations per second of a gradient at the given number of tokens."""
         row = torch.zeros(1, tokens + 1, dtype=torch.long)
         seconds = float("inf")
         for _ in range(2):  # the first call warms up
             start = time.perf_counter()
-            self.embedding_hook.norms(row, self.question.target, self.question.window)
+            self.embedding_hook.norms(row, self.request.target, self.request.window)
             seconds = min(seconds, time.perf_counter() - start)
-        self.embedding_hook.reason = ""  # this text is nobody's
+        self.embedding_hook.reason = ""  # the trial is not part of the result
         return backward(self.adapter, tokens, self.embedding_hook.checkpointing).operations / seconds
 
-    def _smaller(self, error: Exception, begun: bool) -> None:
-        """After a failure: try with less memory, or say what cannot be done."""
+    def _reduce_memory(self, error: Exception, started: bool) -> None:
+        """After running out of memory, use less: batch size 1, then checkpointing. Raise any other error."""
         if not out_of_memory(error):
-            if begun or isinstance(error, BadInput):
+            if started or isinstance(error, BadInput):
                 raise error
-            said = " ".join(str(error).split())[:200]
+            message = " ".join(str(error).split())[:200]
             raise BadInput(
-                f"{self.adapter.name} cannot take {self.length} tokens ({said}): give a smaller --length"
+                f"{self.adapter.name} cannot take {self.length} tokens ({message}): give a smaller --length"
             ) from error
         if self.batch > 1:
             self.batch = 1
         elif (
             not self.embedding_hook.checkpointing
-            and (lighter := embedding_hook(self.adapter, checkpointing=True)).checkpointing
+            and (smaller_hook := embedding_hook(self.adapter, checkpointing=True)).checkpointing
         ):
-            self.embedding_hook = lighter
+            self.embedding_hook = smaller_hook
         else:
             raise OutOfMemory(
                 f"not enough memory for one text of {self.length} tokens: give a smaller --length"
             ) from error
 
-    def _advance(self, gradients: float, what: str) -> None:
+    def _advance(self, gradients: float, stage: str) -> None:
         self.done += gradients
-        self.watch({"done": self.done, "total": self.total, "what": what})
+        self.watch({"done": self.done, "total": self.total, "what": stage})
 
     def layers(self, anchors: Sequence[Anchor]) -> dict[int, np.ndarray]:
-        """Shares of the outputs of some layers, averaged over some segments."""
+        """Shares at the outputs of the chosen layers (numbered from 1), averaged over segments."""
         if not self.layers_chosen:
             return {}
-        found = []
+        shares = []
         for row in self.rows(anchors):
-            norms_RT = self.embedding_hook.layers(row, self.question.window, self.layers_chosen)[:, 0].numpy()
-            found.append(norms_RT / norms_RT.sum(1, keepdims=True))
+            norms_RT = self.embedding_hook.layers(row, self.request.window, self.layers_chosen)[:, 0].numpy()
+            shares.append(norms_RT / norms_RT.sum(1, keepdims=True))
             self._advance(self.layer_cost, "layers")
-        return dict(zip((number + 1 for number in self.layers_chosen), np.mean(found, 0), strict=True))
+        return dict(zip((number + 1 for number in self.layers_chosen), np.mean(shares, 0), strict=True))
 
     def heats(self, anchor: Anchor, tokenizer: Any) -> list[HeatMap]:
-        """The texts before some targets that follow each other."""
-        found = []
-        for back in range(HEAT_TARGETS - 1, -1, -1):
-            place = Anchor(anchor.document, anchor.offset - back * HEAT_STEP)
-            if place.offset < 2:
+        """Heat maps of targets that are HEAT_STEP tokens apart and end at the anchor."""
+        heats = []
+        for steps in range(HEAT_TARGETS - 1, -1, -1):
+            target = Anchor(anchor.document, anchor.offset - steps * HEAT_STEP)
+            if target.offset < 2:
                 continue
-            row = self._row(place)
-            norms_T = self.embedding_hook.norms(row, self.question.target, self.question.window)[0].numpy()
+            row = self._row(target)
+            norms_T = self.embedding_hook.norms(row, self.request.target, self.request.window)[0].numpy()
             self._advance(1, "heat maps")
             if not np.isfinite(norms_T).all():
                 continue
             shares_T = norms_T / norms_T.sum()
-            shown = min(HEAT_TOKENS, len(shares_T))
-            tokens = token_texts(tokenizer, row[0, -shown - 1 :].tolist())
-            earlier = float(shares_T[:-shown].sum()) if shown < len(shares_T) else 0.0
-            found.append(HeatMap(tokens[:-1], shares_T[-shown:].tolist(), tokens[-1], earlier))
-        return found
+            count = min(HEAT_TOKENS, len(shares_T))
+            tokens = token_texts(tokenizer, row[0, -count - 1 :].tolist())
+            earlier = float(shares_T[:-count].sum()) if count < len(shares_T) else 0.0
+            heats.append(HeatMap(tokens[:-1], shares_T[-count:].tolist(), tokens[-1], earlier))
+        return heats

@@ -1,4 +1,4 @@
-"""A report: one HTML file that needs nothing else, in light and dark, with charts that answer the pointer."""
+"""HTML reports: one self-contained file with interactive charts, in light and dark."""
 
 import base64
 import hashlib
@@ -11,11 +11,11 @@ from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
 Block = dict[str, Any]
-"""One piece of a report, as the script reads it; made by the functions below."""
+"""One block of a report as the script reads it; built by the functions below."""
 
 
 class Card(NamedTuple):
-    """A big number with a label; the colour is that of what it belongs to."""
+    """A large number with a label, in the colour of its model."""
 
     value: str
     label: str
@@ -24,7 +24,7 @@ class Card(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What an axis shows; percents are given as fractions; `toggle` offers a switch between linear and log."""
+    """An axis of a chart; percents are fractions; `toggle` adds a switch between linear and log."""
 
     label: str
     log: bool = False
@@ -35,7 +35,7 @@ class Axis(NamedTuple):
 
 
 class Series(NamedTuple):
-    """One line, with a band where low and high are known; one legend entry toggles all series of a group."""
+    """One line, with a band between `low` and `high`; one legend entry toggles all series of a group."""
 
     name: str
     x: Sequence[float]
@@ -49,7 +49,7 @@ class Series(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A dotted line at a value of an axis; not drawn where the axis does not reach."""
+    """A dotted line at a value of an axis; omitted if the value is outside the axis."""
 
     at: float
     label: str
@@ -57,30 +57,30 @@ class Mark(NamedTuple):
 
 
 def heading(text: str, level: int = 2) -> Block:
-    """A heading; the title of the page has level 1."""
+    """A heading of level 2 to 4; the page title has level 1."""
     assert 2 <= level <= 4
     return {"kind": "heading", "text": text, "level": level}
 
 
 def text(*paragraphs: str) -> Block:
-    """Paragraphs; **bold** and `code` are understood."""
+    """Paragraphs; **bold** and `code` are rendered."""
     return {"kind": "text", "paragraphs": list(paragraphs)}
 
 
 def note(kind: Literal["info", "warning"], *paragraphs: str) -> Block:
-    """A call-out; **bold** and `code` are understood."""
+    """A highlighted box; **bold** and `code` are rendered."""
     return {"kind": "note", "tone": kind, "paragraphs": list(paragraphs)}
 
 
 def cards(*items: Card) -> Block:
-    """Big numbers side by side."""
+    """Large numbers side by side."""
     return {"kind": "cards", "items": [item._asdict() for item in items]}
 
 
 def chart(
     title: str, x: Axis, y: Axis, series: Sequence[Series], marks: Sequence[Mark] = (), caption: str = ""
 ) -> Block:
-    """Lines over a common axis, with legend, tooltip and linear/log switches."""
+    """A line chart with legend, tooltip and linear/log switches."""
     for line in series:
         assert all(values is None or len(values) == len(line.x) for values in (line.y, line.low, line.high)), line.name
     return {
@@ -101,7 +101,7 @@ def table(
     notes: Sequence[str] = (),
     copies: Mapping[str, str] = {},
 ) -> Block:
-    """Cells of text, the first column names the rows; `copies` are texts for the clipboard, by the buttons' labels."""
+    """A table; the first column holds the row headings; `copies` maps button labels to text for the clipboard."""
     assert all(len(row) == len(columns) for row in rows)
     return {
         "kind": "table",
@@ -117,7 +117,7 @@ def table(
 def heat(
     title: str, tokens: Sequence[str], shares: Sequence[float], target: str, colour: str, caption: str = ""
 ) -> Block:
-    """A text whose tokens are shaded by their share (a fraction), followed by the target that they help to predict."""
+    """A heat map of tokens, shaded by their share (a fraction), followed by the target token."""
     assert len(tokens) == len(shares)
     return {
         "kind": "heat",
@@ -131,22 +131,22 @@ def heat(
 
 
 def tabs(title: str, panes: Mapping[str, Sequence[Block]]) -> Block:
-    """Blocks of which one pane is seen at a time."""
+    """Tabs: one pane of blocks is visible at a time."""
     return {"kind": "tabs", "title": title, "panes": [[name, list(blocks)] for name, blocks in panes.items()]}
 
 
 def code(text: str, title: str = "") -> Block:
-    """A listing with a copy button."""
+    """A code listing with a copy button."""
     return {"kind": "code", "text": text, "title": title}
 
 
 def details(summary: str, blocks: Sequence[Block]) -> Block:
-    """Blocks that unfold below their summary."""
+    """Blocks in a collapsed section with a summary line."""
     return {"kind": "details", "summary": summary, "blocks": list(blocks)}
 
 
 def page(title: str, subtitle: str, blocks: Sequence[Block], footer: Mapping[str, str]) -> str:
-    """The whole HTML text."""
+    """The HTML of a report."""
     template, style, script = (files("fieldlens.reporting").joinpath(name).read_text("utf-8") for name in _FILES)
     data = {"blocks": list(blocks), "footer": [list(pair) for pair in footer.items()]}
     parts = {
@@ -160,16 +160,16 @@ def page(title: str, subtitle: str, blocks: Sequence[Block], footer: Mapping[str
         "script": script,
         "data": _json(data),
     }  # fmt: skip
-    # One pass, so that a title which looks like a slot stays a title.
-    filled = re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], template)
-    # Half a surrogate pair has no UTF-8; in JSON its replacement \udxxx even means the same.
-    return filled.encode("utf-8", "backslashreplace").decode("utf-8")
+    # A single pass, so that a title that contains {{...}} is not expanded.
+    document = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+    # A lone surrogate cannot be encoded as UTF-8; in JSON its replacement \udxxx has the same meaning.
+    return document.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 _FILES = ("page.html", "style.css", "script.js")
 
-_ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
-"""Signs that could end a script element or a line of script; in JSON they occur only within strings."""
+_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+"""Characters that could end a script element or a line of script; in JSON they occur only within strings."""
 
 
 def _json(data: Any) -> str:
@@ -177,12 +177,12 @@ def _json(data: Any) -> str:
 
 
 def _source(text: str) -> str:
-    """What a content security policy calls an inline text."""
+    """The source expression of an inline script or style in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _line(series: Series) -> Block:
-    """A series in the order of x, which the tooltip's search needs."""
+    """A series sorted by x, as the binary search of the tooltip requires."""
     order = sorted((n for n, x in enumerate(series.x) if math.isfinite(x)), key=lambda n: series.x[n])
     columns = {key: getattr(series, key) for key in ("x", "y", "low", "high")}
     return series._asdict() | {
@@ -191,7 +191,7 @@ def _line(series: Series) -> Block:
 
 
 def _numeric(cells: Sequence[str]) -> bool:
-    """Whether a column holds mostly numbers, perhaps with units, which are set to the right."""
+    """Whether at least half of the cells are numbers, possibly with units; such columns are right-aligned."""
 
     def is_number(cell: str) -> bool:
         letters = sum(map(str.isalpha, cell))
@@ -201,7 +201,7 @@ def _numeric(cells: Sequence[str]) -> bool:
 
 
 def _number(value: float | None) -> float | None:
-    """As JSON knows it, to the seven digits of a float32; what is no finite number is nothing."""
+    """A number for JSON, rounded to the 7 digits of a float32; None if it is not finite."""
     if value is None or not math.isfinite(value):
         return None
     whole = abs(value) < 2**53 and value == int(value)

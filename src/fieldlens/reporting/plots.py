@@ -1,4 +1,4 @@
-"""The house style: one colour and marker per scheme, everywhere."""
+"""Matplotlib figures with one colour and marker per scheme."""
 
 import math
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from fieldlens.schemes.base import Scheme
 from fieldlens.schemes.discovery import registry
 
 PANEL = (3.4, 2.5)
-"""Inches of one panel: the column of a two-column page."""
+"""Width and height of one panel in inches: one column of a two-column page."""
 
 FORMATS = ("png", "svg", "pdf")
 
 STYLES = ("-", "--", "-.", ":")
 FOREIGN = (("#8C564B", "h"), ("#17BECF", "p"), ("#9A8700", "d"), ("#4B4B8F", "<"), ("#C44E52", ">"))
-"""Colours and markers of models that have none of our schemes."""
+"""Colours and markers of models without a registered scheme."""
 
 
 class Fit(NamedTuple):
-    """A log curve drawn over a bias: slope·log(1 + Δ) + constant."""
+    """A log curve fitted to a bias: slope·log(1 + Δ) + constant."""
 
     slope: float
     constant: float
@@ -39,21 +39,21 @@ class Fit(NamedTuple):
 
 
 def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
-    """So many tints of a colour, from light to full."""
+    """`count` tints of a colour, from light to full."""
     full = colors.to_rgb(colour)
     depths = [1.0] if count == 1 else [0.35 + 0.65 * n / (count - 1) for n in range(count)]
     return [tuple(1 - depth * (1 - channel) for channel in full) for depth in depths]  # type: ignore[misc]
 
 
 def _darker(colour: str, count: int) -> list[tuple[float, float, float]]:
-    """So many shades of a colour, each darker than the one before."""
+    """`count` shades of a colour, each darker than the previous one."""
     full = colors.to_rgb(colour)
     depths = [1 - 0.6 * (n + 1) / count for n in range(count)]
     return [tuple(depth * channel for channel in full) for depth in depths]  # type: ignore[misc]
 
 
 def new_figure(panels: int, title: str = "", across: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure of some panels, so many in a row at most."""
+    """Create a figure with the given number of panels, at most `across` per row."""
     columns = min(across, panels)
     rows = -(-panels // columns)
     figure = Figure(figsize=(columns * PANEL[0], rows * PANEL[1] + 0.3), layout="constrained", dpi=160)
@@ -69,36 +69,41 @@ def new_figure(panels: int, title: str = "", across: int = 3) -> tuple[Figure, l
 
 
 def check_format(path: Path) -> None:
-    """Refuse a name whose ending is no picture's."""
+    """Raise BadInput if the file name has no supported image format."""
     if path.suffix[1:].lower() not in FORMATS:
-        raise BadInput(f"cannot draw to {path}: the name must end in .{', .'.join(FORMATS)}")
+        raise BadInput(f"cannot save the figure to {path}: the file name must end in .{', .'.join(FORMATS)}")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture in the format of its ending."""
+    """Write a figure in the format given by the file name."""
     check_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def figure_of(ax: Axes) -> Figure:
+    """The Figure that contains an Axes."""
+    return ax.figure.figure
 
 
 EXACT = torch.empty(0, dtype=torch.float64)
 
 
 def bias_by_distance(scheme: Scheme, length: int, like: Tensor = EXACT) -> Tensor:
-    """What attention adds to scores in computations like this tensor's, nan where nothing is seen: (H, N)."""
+    """The bias that attention adds to scores, with the dtype and device of `like`; NaN where masked: (H, N)."""
     bias_HN = bias_table(scheme, length, like)
     if bias_HN is None:
         bias_HN = torch.zeros(scheme.heads, length, device=like.device)
-    seen_N = visible(torch.arange(length, device=like.device), scheme.window)
-    return torch.where(seen_N, bias_HN.detach(), torch.nan).cpu()
+    visible_N = visible(torch.arange(length, device=like.device), scheme.window)
+    return torch.where(visible_N, bias_HN.detach(), torch.nan).cpu()
 
 
 Biases = Sequence[tuple[Scheme, Tensor]]
-"""Schemes, each with its bias by distance, (H, N)."""
+"""Pairs of a scheme and its bias by distance, (H, N)."""
 
 
 def panels_of_heads(biases: Biases, log: bool) -> Figure:
-    """One panel per scheme, one line per head: head 1 lightest."""
+    """One panel per scheme, one line per head; head 1 is the lightest."""
     figure, axes = new_figure(len(biases), "Bias added to the score of a key, by its distance; one line per head")
     for panel, (scheme, bias_HN) in zip(axes, biases, strict=True):
         for tint, line_N in zip(shades(tints([scheme.spec])[0][0], scheme.heads), bias_HN, strict=True):
@@ -112,7 +117,7 @@ def panels_of_heads(biases: Biases, log: bool) -> Figure:
 def one_head(
     biases: Biases, head: int, log: bool, fits: Sequence[Fit] = (), names: Sequence[str] | None = None
 ) -> Figure:
-    """One panel, one line per scheme, for one head; log curves on top."""
+    """The bias of one head: one panel, one line per scheme, with fitted log curves."""
     figure, (panel,) = new_figure(1)
     colours = tints([scheme.spec for scheme, _ in biases])
     for index, ((scheme, bias_HN), (tint, _)) in enumerate(zip(biases, colours, strict=True)):
@@ -122,12 +127,12 @@ def one_head(
         panel.plot((fit.slope * logs_N + fit.constant).numpy(), color=colour, linestyle=style, lw=1, label=fit.label)
     panel.set_title(f"head {head} of {biases[0][0].heads}", fontsize=8)
     _label_distance(panel, log)
-    _legend(figure, panel)
+    _legend(panel)
     return figure
 
 
 def matrices(biases: Biases, head: int) -> Figure:
-    """One heat map per scheme: queries down, keys across, nothing above the diagonal."""
+    """One heat map per scheme: queries as rows, keys as columns, empty above the diagonal."""
     figure, axes = new_figure(len(biases))
     length = biases[0][1].shape[1]
     positions_T = torch.linspace(0, length - 1, min(length, 512)).round().long()
@@ -146,14 +151,14 @@ def matrices(biases: Biases, head: int) -> Figure:
 
 
 def _blurred(line_N: Tensor, pixel: int) -> Tensor:
-    """The mean over the distances that fall into one pixel, or waves shorter than that would draw false stripes."""
-    known = ~line_N.isnan()
+    """Average over the distances that share a pixel, to avoid aliasing."""
+    finite = ~line_N.isnan()
     kernel = torch.ones(1, 1, 2 * (pixel // 2) + 1, dtype=line_N.dtype)
     sums, counts = (
         F.conv1d(values.to(line_N.dtype)[None, None], kernel, padding=pixel // 2)[0, 0]
-        for values in (line_N.nan_to_num(), known)
+        for values in (line_N.nan_to_num(), finite)
     )
-    return torch.where(known, sums / counts, torch.nan)
+    return torch.where(finite, sums / counts, torch.nan)
 
 
 def _label_distance(panel: Axes, log: bool) -> None:
@@ -164,7 +169,7 @@ def _label_distance(panel: Axes, log: bool) -> None:
 
 
 class Line(NamedTuple):
-    """Perplexity of one model against length, with a band."""
+    """Perplexity of one model by context length, with a confidence band."""
 
     label: str
     spec: str | None
@@ -175,9 +180,13 @@ class Line(NamedTuple):
     train_length: int | None
 
 
-def perplexity_lines(lines: Sequence[Line], quantity: str = "perplexity") -> Figure:
-    """Perplexity, or bits per byte, against context length on log axes, one line per model, training lengths marked."""
-    figure, (panel,) = new_figure(1)
+def perplexity_lines(lines: Sequence[Line], quantity: str = "perplexity", ax: Axes | None = None) -> Axes:
+    """Plot perplexity, or bits per byte, against context length, one line per model; return the Axes.
+
+    Draws on `ax` if given, else on a new figure. The x axis is logarithmic, and so is the y axis if values differ by
+    more than a factor of 4. Training lengths are marked.
+    """
+    panel = _new_axes() if ax is None else ax
     for (tint, marker), line in zip(tints([line.spec for line in lines]), lines, strict=True):
         middle = [math.nan if value is None else value for value in line.middle]
         panel.plot(line.lengths, middle, color=tint, marker=marker, markersize=3.5, linewidth=1, label=line.label)
@@ -194,33 +203,33 @@ def perplexity_lines(lines: Sequence[Line], quantity: str = "perplexity") -> Fig
         panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         panel.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
         panel.yaxis.set_minor_formatter(ticker.NullFormatter())
-    # lines differ by far less than documents do: bands may leave the picture, lines may not
-    room = min(1.25, max(1.02, math.sqrt(max(values) / min(values))))
-    panel.set_ylim(min(values) / room, max(values) * room)
+    # The limits follow the lines, not the bands, which are much wider.
+    margin = min(1.25, max(1.02, math.sqrt(max(values) / min(values))))
+    panel.set_ylim(min(values) / margin, max(values) * margin)
     panel.set_xlabel("context length (tokens)", fontsize=7)
     panel.set_ylabel(quantity, fontsize=7)
-    _legend(figure, panel)
-    return figure
+    _legend(panel, outside=ax is None)
+    return panel
 
 
 def growth_lines(lines: Sequence[Line]) -> Figure:
-    """Perplexity over each model's own at its training length; what grows by more than half leaves the picture."""
-    grown, most = [], 1.5
+    """Plot perplexity relative to each model's own at its training length; values above 1.5 are cut off."""
+    relative, maximum = [], 1.5
     for line in lines:
-        own = next((v for n, v in zip(line.lengths, line.middle, strict=True) if n == line.train_length), None)
-        if own:
-            middle = [None if value is None else value / own for value in line.middle]
-            grown.append(line._replace(middle=middle, low=[None] * len(middle), high=[None] * len(middle)))
-    figure = perplexity_lines(grown or lines, "perplexity over that at L_tr")
-    if grown:
-        figure.axes[0].set_yscale("linear")
-        known = [value for line in grown for value in line.middle if value is not None and value <= most]
-        figure.axes[0].set_ylim(min(known) - 0.03, min(most, max(known) + 0.03))
-    return figure
+        base = next((v for n, v in zip(line.lengths, line.middle, strict=True) if n == line.train_length), None)
+        if base:
+            middle = [None if value is None else value / base for value in line.middle]
+            relative.append(line._replace(middle=middle, low=[None] * len(middle), high=[None] * len(middle)))
+    panel = perplexity_lines(relative or lines, "perplexity over that at L_tr")
+    if relative:
+        panel.set_yscale("linear")
+        values = [value for line in relative for value in line.middle if value is not None and value <= maximum]
+        panel.set_ylim(min(values) - 0.03, min(maximum, max(values) + 0.03))
+    return figure_of(panel)
 
 
 class Curve(NamedTuple):
-    """A receptive field as a line: the share of the 1, 2, 3 … most recent tokens, with the quartiles of segments."""
+    """Cumulative share of the 1, 2, 3 … most recent tokens, with the quartiles over segments."""
 
     label: str
     spec: str | None
@@ -230,14 +239,19 @@ class Curve(NamedTuple):
     train_length: int | None
 
 
-def field_curves(curves: Sequence[Curve]) -> Figure:
-    """Cumulative share of the gradient against the number of most recent tokens; ERF and training length marked."""
-    figure, (panel,) = new_figure(1)
+def field_curves(curves: Sequence[Curve], ax: Axes | None = None) -> Axes:
+    """Plot the cumulative share of the gradient against the number of most recent tokens; return the Axes.
+
+    Draws on `ax` if given, else on a new figure. ERF(99%) and training lengths are marked.
+    """
+    panel = _new_axes() if ax is None else ax
     level = 0.99
-    names = [(curve.spec or "").split(":")[0] for curve in curves]
-    for number, ((tint, marker), curve) in enumerate(zip(tints([one.spec for one in curves]), curves, strict=True)):
+    families = [(curve.spec or "").split(":")[0] for curve in curves]
+    colours = tints([curve.spec for curve in curves])
+    for number, ((tint, marker), curve) in enumerate(zip(colours, curves, strict=True)):
         recent = np.arange(1, len(curve.middle) + 1)
-        style = STYLES[names[:number].count(names[number]) % len(STYLES)]  # variants of one scheme differ in it too
+        # variants of one scheme also differ in line style
+        style = STYLES[families[:number].count(families[number]) % len(STYLES)]
         panel.plot(recent, curve.middle, color=tint, linewidth=1, linestyle=style, label=curve.label)
         panel.fill_between(recent, curve.low, curve.high, color=tint, alpha=0.15, linewidth=0)
         reached = int((curve.middle <= level + 1e-9).sum())
@@ -251,20 +265,29 @@ def field_curves(curves: Sequence[Curve]) -> Figure:
     panel.set_ylim(0, 1.02)
     panel.set_xlabel("most recent tokens", fontsize=7)
     panel.set_ylabel("share of the gradient", fontsize=7)
-    _legend(figure, panel)
-    return figure
+    _legend(panel, outside=ax is None)
+    return panel
 
 
-def _legend(figure: Figure, panel: Axes) -> None:
-    """Above the panel, in as many columns as the longest label leaves room for."""
+def _new_axes() -> Axes:
+    _, (panel,) = new_figure(1)
+    return panel
+
+
+def _legend(panel: Axes, outside: bool = True) -> None:
+    """Add a legend: above the panel of a figure of our own, inside an Axes that belongs to the caller."""
     handles, labels = panel.get_legend_handles_labels()
+    if not outside:
+        panel.legend(handles, labels, fontsize=6, frameon=False)
+        return
     longest = max((len(label) for label in labels), default=0)
     columns = 3 if longest <= 18 else 2 if longest <= 32 else 1
+    figure = figure_of(panel)
     figure.legend(handles, labels, fontsize=6, frameon=False, loc="outside upper center", ncols=columns)
 
 
 def _mark_training(panel: Axes, lengths: Sequence[int | None], longest: int) -> None:
-    """A dotted line at each training length that the axis shows."""
+    """Draw a dotted line at each training length within the axis."""
     for length in sorted({length for length in lengths if length and length <= longest}):
         panel.axvline(length, color="#777777", linewidth=0.8, linestyle=":")
         panel.annotate(
@@ -273,8 +296,8 @@ def _mark_training(panel: Axes, lengths: Sequence[int | None], longest: int) -> 
 
 
 def tints(specs: Sequence[str | None]) -> list[tuple[str, str]]:
-    """A colour and a marker for each of some models: the scheme's, lighter for variants, and darker for later ones."""
-    found, foreign = [], 0
+    """A colour and a marker per model: the scheme's own, lighter for variants before it and darker for those after."""
+    pairs, foreign = [], 0
     families = [spec.split(":")[0] if spec else None for spec in specs]
     for index, family in enumerate(families):
         cls = registry().get(family or "")
@@ -282,9 +305,9 @@ def tints(specs: Sequence[str | None]) -> list[tuple[str, str]]:
             colour, marker = FOREIGN[foreign % len(FOREIGN)]
             foreign += 1
         else:
-            alike = [other for other, name in enumerate(families) if name == family]
-            own = next((place for place, other in enumerate(alike) if specs[other] == family), len(alike) - 1)
-            found_shades = shades(cls.colour, own + 1) + _darker(cls.colour, len(alike) - own - 1)
-            colour, marker = colors.to_hex(found_shades[alike.index(index)]), cls.marker
-        found.append((colour, marker))
-    return found
+            variants = [other for other, name in enumerate(families) if name == family]
+            base = next((place for place, other in enumerate(variants) if specs[other] == family), len(variants) - 1)
+            palette = shades(cls.colour, base + 1) + _darker(cls.colour, len(variants) - base - 1)
+            colour, marker = colors.to_hex(palette[variants.index(index)]), cls.marker
+        pairs.append((colour, marker))
+    return pairs

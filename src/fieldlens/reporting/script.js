@@ -1,15 +1,15 @@
 "use strict";
 
-// Builds the page from the JSON in #data. Every text in it may be hostile: it only ever becomes a text node or the
-// value of a harmless attribute, and colours are read as hexadecimal numbers before anything is done with them.
+// Builds the page from the JSON in #data. Its strings are untrusted: they are only used as text nodes or as values of
+// harmless attributes, and colours are parsed as hexadecimal numbers first.
 
 const SVG = "http://www.w3.org/2000/svg";
-const POINTS = 800; // per line; more than this many pixels tell nothing new
+const POINTS = 800; // per line; more points are not visible
 const MARKED = 40; // lines with more points than this are drawn without markers
-const DECADES = 3; // of shares that a heat map tells apart
+const DECADES = 3; // range of shares in a heat map
 
 const root = document.documentElement;
-const redraws = []; // of every chart, for the printer
+const redraws = []; // draw function of every chart, for printing
 let counter = 0;
 
 // ---- Elements
@@ -29,7 +29,7 @@ function button(label, action, attributes = {}) {
   return node;
 }
 
-/** Text in which **bold** and `code` are understood, and nothing else. */
+/** Appends text with **bold** and `code` rendered. */
 function rich(node, text) {
   text.split(/(\*\*[^*\s](?:[^*]*[^*\s])?\*\*|`[^`]+`)/).forEach((piece, index) => {
     if (index % 2 === 0) node.append(piece);
@@ -45,7 +45,7 @@ function copyButton(label, text) {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      // Pages opened from disk may have no clipboard; a selected text field still has.
+      // Pages opened from disk may not have navigator.clipboard: copy from a text area.
       const field = element("textarea", { readonly: "", class: "copied" });
       field.value = text;
       document.body.append(field);
@@ -60,7 +60,7 @@ function copyButton(label, text) {
   return node;
 }
 
-// ---- Colours: given for white paper, lightened where they would drown in the dark
+// ---- Colours: defined for a white background, lightened in the dark theme
 
 const themes = Object.fromEntries(["light", "dark"].map((theme) => [theme, {
   paper: channels(getComputedStyle(root).getPropertyValue(`--${theme}-paper`).trim()),
@@ -73,11 +73,11 @@ function channels(colour) {
   return pairs.map((pair) => parseInt(pair, 16) / 255);
 }
 
-const mix = (one, other, share) => one.map((channel, index) => channel + (other[index] - channel) * share);
+const mix = (first, second, share) => first.map((channel, index) => channel + (second[index] - channel) * share);
 const triple = (colour) => colour.map((channel) => Math.round(255 * channel)).join(" ");
 
-function contrast(one, other) {
-  const [low, high] = [one, other].map((colour) => {
+function contrast(first, second) {
+  const [low, high] = [first, second].map((colour) => {
     const [r, g, b] = colour.map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
   }).sort((a, b) => a - b);
@@ -92,7 +92,7 @@ function forTheme(colour, theme) {
   return result;
 }
 
-/** Gives an element a colour for each theme; the style sheet picks one. */
+/** Sets the colours of an element for both themes; the style sheet selects one. */
 function hue(node, colour) {
   node.classList.add("hue");
   for (const theme in themes) node.style.setProperty(`--${theme}`, triple(forTheme(channels(colour), theme)));
@@ -103,7 +103,7 @@ function hue(node, colour) {
 
 const SUPERSCRIPTS = [..."⁰¹²³⁴⁵⁶⁷⁸⁹"];
 
-/** Four digits, or a power of ten; the zeros at the end of a tick's label go, those of a reading stay. */
+/** Formats with four digits, or with a power of ten; `trim` removes trailing zeros, for tick labels. */
 function number(value, trim = true) {
   const size = Math.abs(value);
   const sign = value < 0 ? "−" : "";
@@ -133,7 +133,7 @@ const READINGS = {
 
 // ---- Scales and ticks
 
-/** A round step that cuts a range into about so many parts; token counts go by powers of two. */
+/** A round step that divides a range into about `parts` parts; a power of two for token counts. */
 function stride(range, parts, format, whole) {
   const raw = Math.max(range / parts, whole || format === "tokens" ? 1 : 0);
   if (format === "tokens") return 2 ** Math.ceil(Math.log2(raw) - 1e-9);
@@ -147,7 +147,7 @@ function multiples(step, low, high) {
   return Array.from({ length: Math.max(count, 0) }, (_, index) => (first + index) * step);
 }
 
-/** The labelled values of a log axis, and those that only get a tick. */
+/** The labelled and the minor ticks of a log axis. */
 function powers(low, high, parts, format, whole) {
   const base = format === "tokens" ? 2 : 10;
   const exponents = multiples(1, Math.log(low) / Math.log(base), Math.log(high) / Math.log(base));
@@ -175,12 +175,12 @@ function extent(lists, log) {
   return low <= high ? [low, high] : log ? [0.1, 1] : [0, 1];
 }
 
-/** Maps values of an axis to pixels between two ends; an upright axis rounds its limits outwards. */
+/** Maps values of an axis to pixels between two ends; a vertical axis rounds its limits outwards. */
 function scale(axis, log, lists, ends, upright, whole) {
   const usable = (limit) => (limit === null || (log && limit <= 0) ? null : limit);
   const [fixedLow, fixedHigh] = [usable(axis.low), usable(axis.high)];
   let [low, high] = extent(lists, log);
-  if (upright && !log && low > 0 && low < 0.4 * high) low = 0; // so near to zero that leaving it out would mislead
+  if (upright && !log && low > 0 && low < 0.4 * high) low = 0; // close to zero: include it
   [low, high] = [fixedLow ?? low, fixedHigh ?? high];
   if (low >= high) [low, high] = log ? [low / 2, low * 2] : [low - 0.5, low + 0.5];
   const widths = [low, high].map((end) => textWidth(FORMATS[axis.format](end)));
@@ -203,7 +203,7 @@ function scale(axis, log, lists, ends, upright, whole) {
   return { at, low, high, ticks, small, holds };
 }
 
-/** The index of the value in an ascending list whose place is nearest. */
+/** The index of the nearest value in an ascending list (binary search). */
 function nearest(list, place, target) {
   let [low, high] = [0, list.length - 1];
   while (low < high) {
@@ -214,13 +214,13 @@ function nearest(list, place, target) {
   return low > 0 && target - place(list[low - 1]) < place(list[low]) - target ? low - 1 : low;
 }
 
-// ---- The tooltip, one for all
+// ---- The tooltip, shared by all charts
 
 const tip = element("div", { class: "tip", role: "status" });
 tip.hidden = true;
 let tipOwner = null;
 
-/** Shows something beside a point of the window; where neither side has room, above or below a box. */
+/** Shows the tooltip beside a point; above or below the box if neither side has room. */
 function showTip(owner, box, left, top, ...children) {
   tip.replaceChildren(...children);
   tip.hidden = false;
@@ -240,7 +240,7 @@ function hideTip(owner) {
   tipOwner = null;
 }
 
-// A finger that leaves keeps its tooltip until it touches something else.
+// On touch screens the tooltip stays until another element is touched.
 function dismissable(node, leave) {
   node.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && leave());
   node.addEventListener("blur", leave);
@@ -272,35 +272,35 @@ function outline(marker, x, y) {
 
 const marked = (series) => Object.hasOwn(OUTLINES, series.marker) && series.x.length <= MARKED;
 
-/** The series' points in pixels, broken where there is none: lists of [x, a, b…]. */
+/** The points of a series in pixels, as runs without missing values: lists of [x, a, b…]. */
 function runs(xs, columns, x, y) {
-  const found = [];
+  const complete = [];
   let run = [];
   xs.forEach((value, index) => {
     const places = columns.map((column) => (column[index] === null ? NaN : y(column[index])));
     if (Number.isFinite(x(value)) && places.every(Number.isFinite)) run.push([x(value), ...places]);
-    else if (run.length) [found[found.length], run] = [run, []];
+    else if (run.length) [complete[complete.length], run] = [run, []];
   });
-  return run.length ? [...found, run] : found;
+  return run.length ? [...complete, run] : complete;
 }
 
-/** One list of points per strip of the chart, where there are more points than can be seen. */
+/** Groups points by vertical strip of the chart if there are more than POINTS. */
 function strips(run, width, count) {
   if (count <= POINTS) return run.map((point) => [point]);
-  const found = [];
+  const groups = [];
   let last = null;
   for (const point of run) {
     const strip = Math.floor((point[0] / width) * (POINTS / 2));
-    if (strip === last) found.at(-1).push(point);
-    else found.push([point]);
+    if (strip === last) groups.at(-1).push(point);
+    else groups.push([point]);
     last = strip;
   }
-  return found;
+  return groups;
 }
 
 const path = (points) => points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
 
-/** Keeps the lowest and the highest point of every strip, so that no spike is lost. */
+/** Keeps the lowest and the highest point of every strip, so that spikes stay visible. */
 function linePath(strips) {
   const kept = strips.flatMap((strip) => {
     if (strip.length < 3) return strip;
@@ -311,8 +311,8 @@ function linePath(strips) {
 }
 
 function bandPath(strips) {
-  const kept = strips.map((strip) => strip.reduce((one, other) => (
-    [one[0], Math.max(one[1], other[1]), Math.min(one[2], other[2])])));
+  const kept = strips.map((strip) => strip.reduce((first, second) => (
+    [first[0], Math.max(first[1], second[1]), Math.min(first[2], second[2])])));
   return `M${path(kept.map(([x, low]) => [x, low]))}L${path(kept.map(([x, , high]) => [x, high]).reverse())}Z`;
 }
 
@@ -327,10 +327,10 @@ function shortened(text, room) {
   return `${signs.join("")}…`;
 }
 
-/** Gives every label of a vertical mark a row in which it touches no other. */
+/** Assigns rows to the labels of vertical marks so that they do not overlap. */
 function seated(marks, x, width) {
   const rows = [];
-  return marks.sort((one, other) => one.at - other.at).map((mark) => {
+  return marks.sort((a, b) => a.at - b.at).map((mark) => {
     const label = shortened(mark.label, width);
     const size = textWidth(label);
     const start = Math.min(Math.max(x.at(mark.at) - size / 2, 0), width - size);
@@ -356,11 +356,11 @@ function chart(block) {
   const names = all.map((series) => series.name).join(", ");
   const svg = shape("svg", {
     role: "img", tabindex: 0,
-    "aria-label": `${block.title}. ${block.y.label} by ${block.x.label}: ${names}. Arrow keys read the values.`,
+    "aria-label": `${block.title}. ${block.y.label} by ${block.x.label}: ${names}. Use the arrow keys to read values.`,
   });
   const plot = element("div", { class: "plot" }, svg);
   const whole = all.every((series) => series.x.every(Number.isInteger));
-  let view = null; // what the pointer needs to know of the last drawing
+  let view = null; // state of the last drawing, for the pointer
 
   function draw() {
     const width = plot.clientWidth;
@@ -404,29 +404,29 @@ function chart(block) {
       label("label", seat.start, line - 4, "start", shape("title", {}, seat.full), seat.label);
     }
 
-    // A nested drawing clips what lies beyond fixed limits; a little air keeps strokes on the edge whole.
+    // A nested svg clips lines at fixed limits; the margin keeps strokes on the edge complete.
     const frame = { x: -4, y: -4, width: breadth + 8, height: depth + 8 };
     const inner = shape("svg", { ...frame, viewBox: Object.values(frame).join(" ") });
     const markers = shape("g");
     const floor = (value) => y.at(log.y ? Math.max(value, y.low) : value);
     for (const series of visible.filter((candidate) => candidate.low && candidate.high)) {
-      const found = runs(series.x, [series.low, series.high], x.at, floor);
-      const d = found.map((run) => bandPath(strips(run, breadth, series.x.length))).join("");
+      const segments = runs(series.x, [series.low, series.high], x.at, floor);
+      const d = segments.map((run) => bandPath(strips(run, breadth, series.x.length))).join("");
       inner.append(hue(shape("path", { class: "band", d }), series.colour));
     }
     for (const series of visible) {
-      const found = runs(series.x, [series.y], x.at, y.at);
-      const d = found.map((run) => linePath(strips(run, breadth, series.x.length))).join("");
+      const segments = runs(series.x, [series.y], x.at, y.at);
+      const d = segments.map((run) => linePath(strips(run, breadth, series.x.length))).join("");
       inner.append(hue(stroke(series, d), series.colour));
       if (!marked(series)) continue;
-      const inside = found.flat().filter(([px, py]) => px > -1 && px < breadth + 1 && py > -1 && py < depth + 1);
+      const inside = segments.flat().filter(([px, py]) => px > -1 && px < breadth + 1 && py > -1 && py < depth + 1);
       markers.append(hue(shape("g", {}, ...inside.map(([px, py]) => outline(series.marker, px, py))), series.colour));
     }
     area.append(inner, markers);
     const taken = { start: [], end: [] };
     for (const mark of marks("y", y)) {
       const place = y.at(mark.at);
-      // The label stands at that end of its line where lines and other labels are farther away.
+      // Put the label at the end of its line that is farther from lines and other labels.
       const [start, end] = ["start", "end"].map((side) => {
         const nearby = visible.map((series) => series.y[nearest(series.x, x.at, side === "start" ? 16 : breadth - 16)]);
         const places = [...taken[side], ...nearby.filter((value) => typeof value === "number").map(y.at)];
@@ -466,8 +466,8 @@ function chart(block) {
         pointer.append(hue(spot, series.colour));
       }
       const elsewhere = series.x[near] === value ? "" : ` at ${READINGS[block.x.format](series.x[near])}`;
-      const known = [series.low?.[near], series.high?.[near]].every((limit) => typeof limit === "number");
-      const band = known ? `${format(series.low[near])} – ${format(series.high[near])}` : "";
+      const hasBand = [series.low?.[near], series.high?.[near]].every((limit) => typeof limit === "number");
+      const band = hasBand ? `${format(series.low[near])} – ${format(series.high[near])}` : "";
       return element("tr", {},
         element("th", { scope: "row" }, sample(series), element("span", {}, series.name)),
         element("td", {}, place === null ? "–" : format(place), element("small", {}, elsewhere)),
@@ -505,7 +505,7 @@ function chart(block) {
   svg.addEventListener("pointerdown", point);
   svg.addEventListener("keydown", walk);
   dismissable(svg, leave);
-  // The label above is as wide as the plot, but is not itself resized by drawing.
+  // The axis label is as wide as the plot, but drawing does not resize it.
   const above = element("p", { class: "y-label" }, block.y.label);
   new ResizeObserver(() => { if (plot.clientWidth !== view?.width) { leave(); draw(); } }).observe(above);
   redraws.push(draw);
@@ -544,7 +544,7 @@ const caption = (block) => (block.caption ? [rich(element("figcaption"), block.c
 const CONTROLS = ("NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI "
   + "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US").split(" ");
 
-/** A token's text, with signs and names for what could not be seen or would disturb the line. */
+/** A token's text, with symbols or names for invisible and control characters. */
 function readable(text) {
   const dotted = /^\s*$|\s{2}/.test(text);
   const pieces = [...text].map((sign) => {
@@ -558,13 +558,13 @@ function readable(text) {
 }
 
 function heat(block) {
-  const most = Math.max(extent([block.shares], false)[1], 0);
-  // Logarithmic, so that a thousandth of the greatest share can still be seen.
+  const maximum = Math.max(extent([block.shares], false)[1], 0);
+  // Logarithmic: a thousandth of the largest share is still visible.
   const depth = (share) => (
-    Math.log1p((10 ** DECADES * Math.max(share ?? 0, 0)) / (most || 1)) / Math.log1p(10 ** DECADES));
+    Math.log1p((10 ** DECADES * Math.max(share ?? 0, 0)) / (maximum || 1)) / Math.log1p(10 ** DECADES));
   const figure = hue(element("figure", { class: "heat" }), block.colour);
   for (const [theme, { paper, ink }] of Object.entries(themes)) {
-    // The deepest shade is as deep as the ink on it stays readable.
+    // The darkest shade on which the text is still readable.
     const full = forTheme(channels(block.colour), theme);
     let deepest = 0.8;
     while (contrast(mix(paper, full, deepest), ink) < 4.6 && deepest > 0.1) deepest -= 0.02;
@@ -579,9 +579,9 @@ function heat(block) {
   cells.push(element("span", { class: "token target" }, ...readable(block.target)));
   const numbers = new Map(cells.map((cell, index) => [cell, index]));
   const words = element("p");
-  for (const cell of cells) words.append(cell); // one by one: a call takes only so many arguments
+  for (const cell of cells) words.append(cell); // one at a time: the number of arguments of a call is limited
   const text = element("div", {
-    class: "tokens", tabindex: 0, role: "group", "aria-label": `${block.title}. Arrow keys read the tokens.`,
+    class: "tokens", tabindex: 0, role: "group", "aria-label": `${block.title}. Use the arrow keys to read tokens.`,
   }, words);
   let current = null;
 
@@ -625,7 +625,7 @@ function heat(block) {
   dismissable(text, leave);
 
   const legend = element("p", { class: "shades" }, "share");
-  for (let share = most / 10 ** DECADES; share > 0 && share < 2 * most; share *= 10) {
+  for (let share = maximum / 10 ** DECADES; share > 0 && share < 2 * maximum; share *= 10) {
     legend.append(shaded(share, {}, FORMATS.percent(Number(share.toPrecision(2)))));
   }
   figure.append(bar(block, legend), text, ...caption(block));
@@ -724,7 +724,7 @@ function paint() {
   themeButton.setAttribute("title", label);
 }
 
-/** Paper is white, unfolded and shows every pane. */
+/** Prepares the page for printing: light theme, all sections open, all panes visible. */
 function unfold(on) {
   printing = on;
   root.classList.toggle("printing", on);

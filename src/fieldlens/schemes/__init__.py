@@ -1,7 +1,7 @@
-"""Positional schemes: what a scheme is, the registry of them, and the spec text that names one.
+"""Positional schemes: base class, registry, and specs such as sandwich:dims=64.
 
 A scheme is one file in this folder: a subclass of `Scheme` with a `name`. The model, the command line, the contract
-tests, the benchmarks and the plots all loop over `registry()`.
+tests, the benchmarks and the plots iterate over `registry()`.
 
 Reading order: window, base, discovery, spec, validation; then the schemes.
 """
@@ -17,7 +17,7 @@ __all__ = ["Scheme", "canonical", "options", "parse", "registry", "scheme", "wid
 
 
 def __getattr__(name: str) -> Any:
-    """Names of version 0.1, for plugins that were written for it."""
+    """Deprecated names of version 0.1, still used by plugins."""
     if name == "exact":
         warnings.warn("fieldlens.schemes.exact is now called widest_float", DeprecationWarning, stacklevel=2)
         return widest_float

@@ -1,4 +1,4 @@
-"""ALiBi: a penalty that grows linearly with distance, with a slope of its own for each head."""
+"""ALiBi: a bias that decreases linearly with distance, with a different slope per head."""
 
 import math
 from typing import Literal
@@ -9,16 +9,16 @@ from torch import Tensor
 from fieldlens.core.errors import BadInput
 from fieldlens.schemes.base import Scheme, widest_float
 
-LARGEST_SHIFT = 100
+MAX_SHIFT = 100
 
 
 def geometric(heads: int) -> list[float]:
-    """2^(-8n/H) for n = 1..H, as the paper defines slopes for any number of heads."""
+    """Slopes as in the paper, for any number of heads: 2^(-8n/H) for n = 1..H."""
     return [2.0 ** (-8 * n / heads) for n in range(1, heads + 1)]
 
 
 def interpolated(heads: int) -> list[float]:
-    """The slopes in ALiBi's own code: those of the power of two below, then every other one of the power above."""
+    """Slopes as in the ALiBi code: those for the power of two P ≤ H, then every second one of those for 2P."""
     power = 2 ** int(math.log2(heads))
     return geometric(power) + geometric(2 * power)[::2][: heads - power]
 
@@ -26,9 +26,9 @@ def interpolated(heads: int) -> list[float]:
 class ALiBi(Scheme):
     """bias_h(Δ) = -m_h·Δ,  m_h = 2^-(8n/H + shift) for head n.
 
-    `same=h` gives every head the slope 2^-h instead. `slopes=official` takes the slopes of ALiBi's own code, which
-    differ from the paper's when H is not a power of two. `slope_floor` is a least slope, applied last: 0.01 is the
-    hidden clamp that makes three columns of the paper's tables identical.
+    `same=h` gives every head the slope 2^-h instead. `slopes=official` uses the slopes of the ALiBi code, which differ
+    from the paper's when H is not a power of two. `slope_floor` is a minimum slope, applied last: 0.01 is the hidden
+    clamp that makes three columns of the paper's tables identical.
     """
 
     name = "alibi"
@@ -49,13 +49,13 @@ class ALiBi(Scheme):
     ) -> None:
         super().__init__(heads, head_width)
         if same is not None and shift != 0:
-            raise BadInput(f"alibi: shift={shift:g} and same={same:g} exclude each other")
+            raise BadInput(f"alibi: shift={shift:g} and same={same:g} cannot be combined")
         if same is not None and slopes != "paper":
-            raise BadInput(f"alibi: slopes={slopes} and same={same:g} exclude each other")
-        if max(abs(shift), abs(same or 0)) > LARGEST_SHIFT:
-            raise BadInput(f"alibi: shift={shift:g} or same={same or 0:g} is beyond ±{LARGEST_SHIFT}: 2^h overflows")
+            raise BadInput(f"alibi: slopes={slopes} and same={same:g} cannot be combined")
+        if max(abs(shift), abs(same or 0)) > MAX_SHIFT:
+            raise BadInput(f"alibi: shift and same must be within ±{MAX_SHIFT}, got {shift:g} and {same or 0:g}")
         if slope_floor < 0:
-            raise BadInput(f"alibi: slope_floor is {slope_floor:g}, but a slope is never below 0")
+            raise BadInput(f"alibi: slope_floor must be at least 0, got {slope_floor:g}")
         base = [2.0**-same] * heads if same is not None else (geometric if slopes == "paper" else interpolated)(heads)
         self.slopes = [max(slope * 2.0**-shift, slope_floor) for slope in base]
 

@@ -1,4 +1,4 @@
-"""What a positional scheme is."""
+"""The base class of positional schemes."""
 
 import hashlib
 import inspect
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from fieldlens.core.errors import BadInput
 
-MOST = 2**16
-"""Heads, their width, and entries of a scheme's tables; more is a slip of the pen."""
+MAX_SIZE = 2**16
+"""Maximum number of heads, head width and size of a scheme's tables; catches typing errors."""
 
 
 REGISTERED: dict[str, type["Scheme"]] = {}
 
 
 class Scheme(nn.Module):
-    """One way of telling a causal transformer about order. A subclass overrides what it touches.
+    """Base class of positional schemes for causal transformers. A subclass overrides the methods it needs.
 
-    Order enters in three places, and each is a table over explicit positions or distances:
-    `embedding` is added to the token embeddings, `angles` turn queries and keys, `bias` is added to the scaled scores.
-    Tables are float64; whoever uses one casts it, never below float32.
+    A scheme can act in three places, each a table over explicit positions or distances: `embedding` is added to the
+    token embeddings, `angles` rotate queries and keys, `bias` is added to the scaled scores.
+    Tables are float64; the caller casts them, never below float32.
     """
 
     name: ClassVar[str]
@@ -32,10 +32,10 @@ class Scheme(nn.Module):
     source: ClassVar[str] = ""
     relative: ClassVar[bool] = True
     colour: ClassVar[str] = ""
-    """As #0072B2; plots choose one for a scheme that has none."""
+    """Hex code such as #0072B2; plots assign a colour to a scheme without one."""
     marker: ClassVar[str] = "."
     file_hash: ClassVar[str] = ""
-    """Of its file as it was imported; none where a class was typed into a session."""
+    """Hash of the source file at import; empty for a class defined in an interactive session."""
 
     window: int | None = None
     spec: str = ""
@@ -49,31 +49,32 @@ class Scheme(nn.Module):
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             if not isinstance(cls.name, str) or not re.fullmatch(r"[\w-]+", cls.name):
-                raise BadInput(f"a scheme is named {cls.name!r}: letters, digits, _ and - are possible")
+                raise BadInput(f"invalid scheme name {cls.name!r}: use letters, digits, _ and -")
             if cls.colour and not re.fullmatch(r"#[0-9a-fA-F]{6}", cls.colour):
-                raise BadInput(f"the colour of scheme '{cls.name}' is {cls.colour!r}: one like #0072B2 is needed")
+                raise BadInput(f"the colour of scheme '{cls.name}' must be a code like #0072B2, got {cls.colour!r}")
             cls.label, cls.file_hash = cls.label or cls.name, _file_hash(cls)
-            known = REGISTERED.setdefault(cls.name, cls)
-            if known.__qualname__ != cls.__qualname__ or known.__module__ != cls.__module__:
-                raise BadInput(f"scheme '{cls.name}' is declared twice: in {known.__module__} and in {cls.__module__}")
+            first = REGISTERED.setdefault(cls.name, cls)
+            if first.__qualname__ != cls.__qualname__ or first.__module__ != cls.__module__:
+                raise BadInput(f"scheme '{cls.name}' is declared twice: in {first.__module__} and in {cls.__module__}")
             REGISTERED[cls.name] = cls
 
     def embedding(self, positions: Tensor) -> Tensor | None:
-        """What is added to the token embeddings: (…, T) -> (…, T, D)."""
+        """Vectors added to the token embeddings: (…, T) -> (…, T, D)."""
         return None
 
     def angles(self, positions: Tensor) -> Tensor | None:
-        """By how much each half-split pair of query and key dimensions is turned: (…, T) -> (…, T, K/2)."""
+        """Rotation angles of the pairs (j, j + K/2) of query and key dimensions: (…, T) -> (…, T, K/2)."""
         return None
 
     def bias(self, distances_N: Tensor) -> Tensor | None:
-        """What is added to the scaled scores of a key this many tokens back: (N,) -> (H, N)."""
+        """Biases added to the scaled scores of keys at these distances before the query: (N,) -> (H, N)."""
         return None
 
     def project(self) -> None:
-        """Put learned parameters back where they must lie; leave those alone that are there.
+        """Project learned parameters onto their valid range, in place; do not write to parameters already inside it.
 
-        Loading weights calls it, and training: ours after each step, transformers' before each forward.
+        Called when weights are loaded, after each step of our training loop, and before each forward in training
+        mode under transformers.
         """
 
     def extra_repr(self) -> str:
@@ -91,5 +92,5 @@ def _file_hash(cls: type) -> str:
 
 
 def widest_float(values: Tensor) -> Tensor:
-    """The widest floating type that the tensor's device has: float64, or float32 on Apple GPUs."""
+    """Cast to the widest floating dtype of the tensor's device: float64, or float32 on Apple GPUs."""
     return values.to(torch.float32 if values.device.type == "mps" else torch.float64)

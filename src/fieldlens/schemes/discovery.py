@@ -1,4 +1,4 @@
-"""The registry: every scheme there is, from this folder, installed plugins and FIELDLENS_PLUGINS."""
+"""The registry of schemes: those in this package, installed plugins, and files in FIELDLENS_PLUGINS."""
 
 import hashlib
 import importlib
@@ -16,32 +16,32 @@ from fieldlens.schemes import base
 from fieldlens.schemes.base import Scheme
 
 PLUGINS = "FIELDLENS_PLUGINS"
-"""Environment variable: Python files or modules with further schemes, separated like PATH."""
+"""Environment variable: Python files or modules that define schemes, separated like PATH."""
 
 
 def registry() -> dict[str, type[Scheme]]:
-    """Every scheme there is: the files of this folder, installed plugins, and what FIELDLENS_PLUGINS names."""
+    """All schemes by name: those in this package, installed plugins, and those in FIELDLENS_PLUGINS."""
     _discover(os.environ.get(PLUGINS, ""))
     return dict(sorted(base.REGISTERED.items()))
 
 
 @cache
 def _discover(plugins: str) -> None:
-    """Import what declares schemes; once, unless the plugins change."""
+    """Import all modules that declare schemes; again only if FIELDLENS_PLUGINS changes."""
     for module in pkgutil.iter_modules(schemes.__path__):
         importlib.import_module(f"{schemes.__name__}.{module.name}")
     for point in entry_points(group="fieldlens.schemes"):
-        with reraise_as_bad_input(f"the installed plugin {point.value} cannot be imported"):
+        with reraise_as_bad_input(f"cannot import the installed plugin {point.value}"):
             point.load()
     for plugin in filter(None, plugins.split(os.pathsep)):
-        with reraise_as_bad_input(f"{PLUGINS} names {plugin}, which cannot be imported"):
+        with reraise_as_bad_input(f"{PLUGINS}: cannot import {plugin}"):
             _load_file(plugin) if plugin.endswith(".py") else importlib.import_module(plugin)
 
 
 def _load_file(plugin: str) -> None:
     path = Path(plugin).resolve()
     if not path.is_file():
-        raise BadInput(f"{PLUGINS} names {plugin}, which is not a file")
+        raise BadInput(f"{PLUGINS}: no such file: {plugin}")
     name = f"fieldlens_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if any(scheme.__module__ == name for scheme in base.REGISTERED.values()):
         return
@@ -49,18 +49,19 @@ def _load_file(plugin: str) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pickle and the compiler look a class up where it says it is
+    sys.modules[name] = module  # pickle and torch.compile look up a class by its module name
     before = dict(base.REGISTERED)
     try:
         spec.loader.exec_module(module)
-        has = any(isinstance(one, type) and one in base.REGISTERED.values() for one in vars(module).values())
-        if not has and before == base.REGISTERED:
-            raise BadInput(f"{PLUGINS} names {plugin}, which declares no scheme: give a subclass of Scheme a name")
+        classes = [member for member in vars(module).values() if isinstance(member, type)]
+        has_scheme = any(cls in base.REGISTERED.values() for cls in classes)
+        if not has_scheme and before == base.REGISTERED:
+            raise BadInput(f"{PLUGINS}: {plugin} declares no scheme: define a subclass of Scheme with a name")
     except BaseException:
         del sys.modules[name]
         raise
 
 
 def is_built_in(cls: type[Scheme]) -> bool:
-    """Whether a scheme is one of this folder's."""
+    """Whether a scheme is defined in this package."""
     return cls.__module__.startswith(f"{schemes.__name__}.")

@@ -1,4 +1,4 @@
-"""KERPLE: learned kernels of the distance, logarithmic or a power."""
+"""KERPLE: learned logarithmic or power kernels of the distance."""
 
 from typing import Literal
 
@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 from fieldlens.schemes.base import Scheme, widest_float
 
-LEAST = 0.01
-"""Both parameters stay at or above this, as in the authors' code."""
+MINIMUM = 0.01
+"""Lower bound of both parameters, as in the authors' code."""
 
 
 class Kerple(Scheme):
     """kind=log: bias_h(Δ) = -p_h·log(1 + a_h·Δ);  kind=power: bias_h(Δ) = -a_h·Δ^p_h with p_h ≤ 2.
 
-    p ~ U(0, 2) and a ~ U(0, 1) at the start, both kept ≥ 0.01 by projection: a clamp in the graph would kill the
-    gradient of a parameter that touches it.
+    Initialised with p ~ U(0, 2) and a ~ U(0, 1). Both are kept ≥ 0.01 by projection: a clamp in the graph would zero
+    the gradient of a parameter at its bound.
     """
 
     name = "kerple"
@@ -27,15 +27,15 @@ class Kerple(Scheme):
     def __init__(self, heads: int, head_width: int, *, kind: Literal["log", "power"] = "log") -> None:
         super().__init__(heads, head_width)
         self.kind = kind
-        self.p_H = nn.Parameter((2 * torch.rand(heads)).clamp(LEAST))
-        self.a_H = nn.Parameter(torch.rand(heads).clamp(LEAST))
+        self.p_H = nn.Parameter((2 * torch.rand(heads)).clamp(MINIMUM))
+        self.a_H = nn.Parameter(torch.rand(heads).clamp(MINIMUM))
 
     @torch.no_grad()
     def project(self) -> None:
-        for parameter_H, most in ((self.p_H, 2 if self.kind == "power" else None), (self.a_H, None)):
-            inside_H = parameter_H.clamp(LEAST, most)
-            if not torch.equal(inside_H, parameter_H):  # else a graph that waits for its backward may need it untouched
-                parameter_H.copy_(inside_H)
+        for parameter_H, maximum in ((self.p_H, 2 if self.kind == "power" else None), (self.a_H, None)):
+            clamped_H = parameter_H.clamp(MINIMUM, maximum)
+            if not torch.equal(clamped_H, parameter_H):  # an in-place write would break a pending backward
+                parameter_H.copy_(clamped_H)
 
     def bias(self, distances_N: Tensor) -> Tensor:
         p_H1, a_H1, distances_N = (

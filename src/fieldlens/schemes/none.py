@@ -1,10 +1,10 @@
-"""No positional scheme: order is known only through the causal mask."""
+"""No positional scheme: only the causal mask carries information about order."""
 
 from fieldlens.schemes.base import Scheme
 
 
 class NoScheme(Scheme):
-    """Nothing is added. `none:window=w` is the paper's windowed attention: w keys, the query itself included."""
+    """Adds nothing. `none:window=w` is the paper's windowed attention: w keys, the query's own included."""
 
     name = "none"
     label = "No scheme"

@@ -1,4 +1,4 @@
-"""Rotary: queries and keys are turned by angles that grow with their positions."""
+"""Rotary: queries and keys are rotated by angles proportional to their positions."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from fieldlens.schemes.base import Scheme, widest_float
 
 
 class Rotary(Scheme):
-    """Dimensions j and j + K/2 of every query and key turn by m / base^(2j/K), so scores depend on distance only."""
+    """Rotates dimensions j and j + K/2 of queries and keys by m / base^(2j/K), so scores depend only on distance."""
 
     name = "rotary"
     label = "Rotary"
@@ -19,9 +19,9 @@ class Rotary(Scheme):
     def __init__(self, heads: int, head_width: int, *, base: float = 10000.0) -> None:
         super().__init__(heads, head_width)
         if head_width % 2:
-            raise BadInput(f"rotary: the head width is {head_width}, but it turns pairs of dimensions: even is needed")
+            raise BadInput(f"rotary: the head width must be even, got {head_width}")
         if base <= 0:
-            raise BadInput(f"rotary: base is {base:g}, but must exceed 0")
+            raise BadInput(f"rotary: base must be greater than 0, got {base:g}")
         self.base = base
 
     def angles(self, positions: Tensor) -> Tensor:

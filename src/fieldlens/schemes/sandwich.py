@@ -1,4 +1,4 @@
-"""Sandwich: the inner product of two sinusoidal embeddings, which depends on their distance only."""
+"""Sandwich: the inner product of two sinusoidal embeddings, a function of their distance."""
 
 from typing import Literal
 
@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from fieldlens.core.errors import BadInput
-from fieldlens.schemes.base import MOST, Scheme, widest_float
+from fieldlens.schemes.base import MAX_SIZE, Scheme, widest_float
 
-ROWS = 2**14
-"""Distances whose terms are held at once."""
+CHUNK = 2**14
+"""Number of distances computed at once, which bounds memory."""
 
 
 def ratios(heads: int) -> Tensor:
@@ -18,19 +18,19 @@ def ratios(heads: int) -> Tensor:
 
 
 def wave(distances_N: Tensor, dims: int, first: int) -> Tensor:
-    """Σ_i cos(Δ / 10000^(2i/d̄)) - d̄/2 over d̄/2 frequencies, i counted from `first`: (N,) -> (N,)."""
+    """Σ_i cos(Δ / 10000^(2i/d̄)) - d̄/2 over d̄/2 frequencies, i starting at `first`: (N,) -> (N,)."""
     exponents_F = widest_float(torch.arange(first, first + dims // 2, device=distances_N.device)) * 2 / dims
     frequencies_F = 10000.0**-exponents_F
-    some_at_once = (torch.cos(widest_float(n)[:, None] * frequencies_F) - 1 for n in distances_N.split(ROWS))
-    return torch.cat([terms_NF.sum(-1) for terms_NF in some_at_once])
+    chunks = (torch.cos(widest_float(chunk_N)[:, None] * frequencies_F) - 1 for chunk_N in distances_N.split(CHUNK))
+    return torch.cat([terms_NF.sum(-1) for terms_NF in chunks])
 
 
 class Sandwich(Scheme):
     """bias_h(Δ) = (Σ_{i=0}^{d̄/2-1} cos(Δ / 10000^(2i/d̄)) - d̄/2) / h,  h = 8n/H for head n.
 
-    `dims` is d̄. `first=1` starts the sum at i = 1, as the paper's equation is printed.
-    # paper: the equation sums i = 1..d̄/2; here: i = 0.. as in its own listing, because only that matches its figure.
-    `ratios=learned` learns log h per head, from the fixed values (the paper's future work).
+    `dims` is d̄. `first=1` starts the sum at i = 1, as in the paper's printed equation.
+    # paper: the equation sums i = 1..d̄/2; here: i = 0.. as in its code listing, the only one that matches its figure.
+    `ratios=learned` learns log h per head, initialised to the fixed values (the paper's future work).
     """
 
     name = "sandwich"
@@ -49,10 +49,8 @@ class Sandwich(Scheme):
         ratios: Literal["fixed", "learned"] = "fixed",
     ) -> None:
         super().__init__(heads, head_width)
-        if not 2 <= dims <= MOST or dims % 2:
-            raise BadInput(
-                f"sandwich: dims is {dims}, but sines and cosines come in pairs: an even number, 2 to {MOST}"
-            )
+        if not 2 <= dims <= MAX_SIZE or dims % 2:
+            raise BadInput(f"sandwich: dims must be an even number between 2 and {MAX_SIZE}, got {dims}")
         self.dims, self.first = dims, first
         self.log_ratios_H: nn.Parameter | None = None
         if ratios == "learned":

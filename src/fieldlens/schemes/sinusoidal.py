@@ -21,11 +21,9 @@ class Sinusoidal(Scheme):
         super().__init__(heads, head_width)
         self.width = heads * head_width
         if self.width % 2:
-            raise BadInput(
-                f"sinusoidal: the width is {self.width}, but sines and cosines come in pairs: even is needed"
-            )
+            raise BadInput(f"sinusoidal: the width must be even, got {self.width}")
         if base <= 0:
-            raise BadInput(f"sinusoidal: base is {base:g}, but must exceed 0")
+            raise BadInput(f"sinusoidal: base must be greater than 0, got {base:g}")
         self.base, self.scale = base, scale
 
     def embedding(self, positions: Tensor) -> Tensor:

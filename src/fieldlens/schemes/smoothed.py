@@ -1,4 +1,4 @@
-"""Smoothed Sandwich: the log curve that runs through Sandwich's waves."""
+"""Smoothed Sandwich: a logarithmic curve fitted to Sandwich."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ RECENT_POINTS = 50
 
 
 def log_fit(distances_N: Tensor, values_N: Tensor) -> tuple[float, float]:
-    """Least squares of values on [log(1 + Δ), 1]: (slope, constant)."""
+    """Least-squares fit of values on [log(1 + Δ), 1]: (slope, constant)."""
     x_N, y_N = torch.log1p(distances_N.double()), values_N.double()
     centred_N = x_N - x_N.mean()
     slope = (centred_N * y_N).sum() / (centred_N**2).sum()
@@ -23,8 +23,8 @@ def log_fit(distances_N: Tensor, values_N: Tensor) -> tuple[float, float]:
 class Smoothed(Scheme):
     """bias_h(Δ) = (a·log(1 + Δ) + b)·8/h,  h = 8n/H for head n.
 
-    `fit=printed`: a = -0.825, b = -0.8, the curve the paper prints, which is a fit over thousands of points.
-    `fit=recent`: our least squares on Sandwich's 50 nearest points, the fit that the paper's footnote describes.
+    `fit=printed`: a = -0.825, b = -0.8, as printed in the paper, a fit over thousands of points.
+    `fit=recent`: our least-squares fit to Sandwich at the 50 smallest distances, as the paper's footnote describes.
     """
 
     name = "smoothed"

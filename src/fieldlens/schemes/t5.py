@@ -1,4 +1,4 @@
-"""T5 bias: one learned number per head and bucket of distances."""
+"""T5 bias: one learned scalar per head and bucket of distances."""
 
 import math
 from typing import Literal
@@ -7,23 +7,23 @@ import torch
 from torch import Tensor, nn
 
 from fieldlens.core.errors import BadInput
-from fieldlens.schemes.base import MOST, Scheme, widest_float
+from fieldlens.schemes.base import MAX_SIZE, Scheme, widest_float
 
 
 def bucket(distances_N: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """Half the buckets hold one distance each, the others grow logarithmically; the last takes all the rest."""
-    single = buckets // 2
-    ratio_N = widest_float(distances_N.clamp(min=single)) / single
-    # The hair keeps distances that lie exactly on a boundary on its upper side, whatever the logarithm rounds to.
-    steps_N = torch.log(ratio_N) / math.log(max_distance / single) * (buckets - single) + 1e-9
-    return torch.where(distances_N < single, distances_N, (single + steps_N.long()).clamp(max=buckets - 1))
+    """Bucket of each distance: one distance each in the first half, then logarithmic; the last is unbounded."""
+    exact = buckets // 2
+    ratio_N = widest_float(distances_N.clamp(min=exact)) / exact
+    # The epsilon puts a distance exactly on a boundary into the upper bucket, however the logarithm is rounded.
+    steps_N = torch.log(ratio_N) / math.log(max_distance / exact) * (buckets - exact) + 1e-9
+    return torch.where(distances_N < exact, distances_N, (exact + steps_N.long()).clamp(max=buckets - 1))
 
 
 class T5(Scheme):
     """bias_h(Δ) = s·table[bucket(Δ), h].
 
     `scale=authors`: s = √K and a Xavier-normal table, the model behind the paper's numbers.
-    `scale=original`: s = 1 and a table of standard deviation D^-½.
+    `scale=original`: s = 1 and a table with standard deviation D^-½.
     """
 
     name = "t5"
@@ -42,10 +42,10 @@ class T5(Scheme):
         scale: Literal["authors", "original"] = "authors",
     ) -> None:
         super().__init__(heads, head_width)
-        if not 2 <= buckets <= MOST:
-            raise BadInput(f"t5: buckets is {buckets}, but half of them hold single distances: 2 to {MOST}")
+        if not 2 <= buckets <= MAX_SIZE:
+            raise BadInput(f"t5: buckets must be between 2 and {MAX_SIZE}, got {buckets}")
         if buckets // 2 >= max_distance:
-            raise BadInput(f"t5: max_distance is {max_distance}, but must exceed buckets/2 = {buckets // 2}")
+            raise BadInput(f"t5: max_distance must be greater than buckets/2 = {buckets // 2}, got {max_distance}")
         self.buckets, self.max_distance = buckets, max_distance
         self.factor = math.sqrt(head_width) if scale == "authors" else 1.0
         self.table_NH = nn.Parameter(torch.empty(buckets, heads))

@@ -1,18 +1,18 @@
-"""Windows: how many keys a query sees, itself included. Any scheme can have one."""
+"""Attention windows: number of keys a query sees, itself included. Any scheme can have one."""
 
 from fieldlens.core.errors import BadInput
 
-WIDEST = 2**40
+MAX_WINDOW = 2**40
 
 
 def check_window(window: int | None) -> None:
-    """Refuse a window in which a query would not even see itself, or that no position can reach."""
+    """Raise `BadInput` unless the window is None or from 1 to `MAX_WINDOW` - 1."""
     if window is not None and window < 1:
-        raise BadInput(f"window is {window}: a query sees at least itself, so at least 1")
-    if window is not None and window >= WIDEST:
-        raise BadInput(f"window is {window}: less than {WIDEST} is needed; leave it out to see everything")
+        raise BadInput(f"window must be at least 1, got {window}: a query always sees itself")
+    if window is not None and window >= MAX_WINDOW:
+        raise BadInput(f"window must be less than {MAX_WINDOW}, got {window}: omit it for full attention")
 
 
 def min_window(window: int | None, other: int | None) -> int | None:
-    """The smaller of two windows, either of which may be absent."""
+    """The smaller of two windows, where None means no window."""
     return min((w for w in (window, other) if w is not None), default=None)

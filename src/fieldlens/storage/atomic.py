@@ -1,59 +1,38 @@
-"""One way to write a file or a folder: it appears whole or not at all, and is verified when it is read.
+"""Files that are written atomically: a reader sees the old content or the new, never a part.
 
-There is no pickle, every file has a sha256 in the folder's manifest, and nothing is overwritten in place. Every change
-to the disk goes through `_touch`, so that a test can kill the process or fill the disk at each.
+Every change to the disk goes through `_touch`, so that a test can kill the process or fail with ENOSPC or EIO at each.
 """
 
 import errno
 import hashlib
-import json
 import os
-import shutil
 import signal
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from fieldlens.core.errors import FieldlensError
-
-MANIFEST = "manifest.json"
-
-
-def sync(path: Path) -> None:
-    """Make a file, or which names a folder has, durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
 
 FAILPOINT = "FIELDLENS_FAILPOINT"
 """Environment variable for tests: `7:kill`, `7:ENOSPC` or `7:EIO` strikes at the seventh change to the disk."""
 
-
 _changes = 0
 
 
-class Damaged(FieldlensError):
-    """A folder is not what was written: something is missing, altered or cut short."""
-
-    exit_code = 4
-
-
 def _touch() -> None:
-    """Count a change to the disk; at the one a test names, die or fail."""
+    """Count a change to the disk; at the one that FAILPOINT names, kill the process or raise the error."""
     global _changes  # noqa: PLW0603
     _changes += 1
-    when, _, how = os.environ.get(FAILPOINT, "").partition(":")
-    if when and int(when) == _changes:
-        if how == "kill":
+    number, _, fault = os.environ.get(FAILPOINT, "").partition(":")
+    if number and int(number) == _changes:
+        if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        raise OSError(getattr(errno, how), os.strerror(getattr(errno, how)))
+        raise OSError(getattr(errno, fault), os.strerror(getattr(errno, fault)))
+
+
+def touch_disk() -> None:
+    """Announce a change to the disk that the caller makes itself: a mkdir, a rename, a removal."""
+    _touch()
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write and fsync; a reader of the folder's manifest will know if this was cut short."""
+    """Write and fsync a file in place; for folders whose manifest is written after their files."""
     _touch()
     with path.open("wb") as file:
         half = len(data) // 2
@@ -67,77 +46,34 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Change a small file so that a reader sees the old text or the new, never a part."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")  # others may be writing the same
+    """Replace a small file atomically: write a temporary file beside it, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")  # other processes may write the same file
     try:
-        write_file(beside, data)
+        write_file(temporary, data)
         _touch()
-        beside.replace(path)
+        temporary.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    _fsync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _fsync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     _touch()
     sync(folder)
 
 
-def write_folder(path: Path, files: Mapping[str, bytes], about: Mapping[str, Any]) -> None:
-    """Write a folder that appears whole or not at all. What was there under this name is replaced."""
-    beside = path.with_name(f".{path.name}.part")
-    shutil.rmtree(beside, ignore_errors=True)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        _touch()
-        beside.mkdir(parents=True)
-        for name, data in files.items():
-            write_file(beside / name, data)
-        sums = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
-        write_file(beside / MANIFEST, _sealed({"about": dict(about), "files": sums}))
-        _fsync_folder(beside)
-        if path.exists():
-            _touch()
-            shutil.rmtree(path)
-        _touch()
-        beside.rename(path)
-        _fsync_folder(path.parent)
-    except OSError:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
-def _sealed(content: dict[str, Any]) -> bytes:
-    """A manifest's text, with its own hash in front: not even a space in it can change unnoticed."""
-    text = json.dumps(content, sort_keys=True)
-    return f'{{"seal": "{hashlib.sha256(text.encode()).hexdigest()}", "content": {text}}}\n'.encode()
-
-
-def read_folder(path: Path, others: bool = False) -> dict[str, bytes]:
-    """Every file of a folder, checked against its manifest. Raises Damaged, for other files too unless allowed."""
-    try:
-        manifest = (path / MANIFEST).read_bytes()
-        content = json.loads(manifest)["content"]
-        listed = content["files"]
-        found = {name: (path / name).read_bytes() for name in listed}
-        present = {entry.name for entry in path.iterdir()} - {MANIFEST}
-        wrong = ([] if others else sorted(present - set(found))) + ([] if manifest == _sealed(content) else [MANIFEST])
-        wrong += [
-            name
-            for name, data in found.items()
-            if len(data) != listed[name]["bytes"] or hashlib.sha256(data).hexdigest() != listed[name]["sha256"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{path.name}: the manifest or a file cannot be read ({type(error).__name__})") from error
-    if wrong or not found:
-        raise Damaged(f"{path.name}: not what was written: {', '.join(wrong) or 'empty'}")
-    return found
-
-
-def is_whole(path: Path) -> bool:
-    """Whether a folder has what was written, perhaps among other files."""
-    try:
-        read_folder(path, others=True)
-    except Damaged:
-        return False
-    return True
+def hash_of(path: Path) -> str:
+    """The sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Provenance: where and with what numbers were computed."""
+"""Provenance: the versions and the machine with which numbers were computed."""
 
 import platform
 from importlib.metadata import version
@@ -6,17 +6,21 @@ from typing import Any
 
 import torch
 
+import fieldlens
 
-def provenance(device: torch.device) -> dict[str, Any]:
-    """Where and with what numbers were computed."""
+
+def provenance(device: torch.device, **machine: Any) -> dict[str, Any]:
+    """Versions and machine, as every result and every run records them; `machine` adds to the latter."""
     return {
         "versions": {
-            **{name: version(name) for name in ("fieldlens", "torch", "transformers")},
+            "fieldlens": fieldlens.__version__,
+            **{name: version(name) for name in ("torch", "transformers")},
             "python": platform.python_version(),
         },
         "machine": {
             "device": str(device),
             "threads": torch.get_num_threads(),
             "capability": torch.backends.cpu.get_cpu_capability(),
+            **machine,
         },
     }

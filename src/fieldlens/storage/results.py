@@ -1,4 +1,4 @@
-"""Results: small files that say how they were made, with their arrays beside them."""
+"""Results: small JSON files that say how they were made, with their arrays beside them in an .npz file."""
 
 import io
 import json
@@ -8,28 +8,57 @@ from typing import Any
 import numpy as np
 
 from fieldlens.core.errors import BadInput
-from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.atomic import hash_of, replace_file
+from fieldlens.storage.sealed import read_sealed, write_sealed
+
+ARRAYS = "arrays_sha256"
+"""The key of a result that holds the hash of its arrays."""
+
+
+def write_result(path: Path, content: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
+    """Write a sealed JSON file, with the arrays beside it first; the JSON file holds their hash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if arrays is not None:
+        write_arrays(path.with_suffix(".npz"), arrays)
+        content = {**content, ARRAYS: hash_of(path.with_suffix(".npz"))}
+    write_sealed(path, content)
+
+
+def read_result(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The content and the arrays of a result, verified; no arrays if none were written."""
+    content = read_sealed(path)
+    expected, arrays = content.pop(ARRAYS, None), path.with_suffix(".npz")
+    if expected is not None and (not arrays.is_file() or hash_of(arrays) != expected):
+        problem = "was altered after it was written" if arrays.is_file() else "is missing"
+        raise BadInput(f"{arrays} {problem}: delete {path.name} and re-run the command that wrote it")
+    if expected is None and not arrays.is_file():
+        return content, {}
+    return content, read_arrays(arrays)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file that decides no number, without a seal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; whether it has a seal is not checked."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist") from None
+    except RecursionError:
+        raise BadInput(f"{path} cannot be read: it is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise BadInput(f"{path} is no result file")
-    return found
+    if not isinstance(content, dict):
+        raise BadInput(f"{path} is not a JSON object")
+    return content
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Compressed, and the same bytes for the same arrays."""
+    """Write compressed arrays; equal arrays give equal bytes."""
     data = io.BytesIO()
     np.savez_compressed(data, **arrays)  # type: ignore[arg-type]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,12 +66,13 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file."""
     try:
-        with np.load(path, allow_pickle=False) as found:
-            return {name: found[name] for name in found.files}
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist") from None
-    except Exception as error:  # zipfile, zlib and NumPy each raise their own
+    except Exception as error:  # zipfile, zlib and NumPy raise different classes
         raise BadInput(
-            f"{path} cannot be read ({type(error).__name__}): delete it, and what made it makes it again"
+            f"{path} cannot be read ({type(error).__name__}): delete it and re-run the command that wrote it"
         ) from None

@@ -31,11 +31,14 @@ def seal(content: dict[str, Any]) -> dict[str, Any]:
 def write_sealed(path: Path, content: dict[str, Any], indent: int | None = 1) -> None:
     """Write a JSON object with its seal, atomically."""
     text = json.dumps(seal(content), indent=indent, ensure_ascii=False, allow_nan=False)
-    replace_file(path, (text + "\n").encode())
+    replace_file(path, (text + "\n").encode(errors="backslashreplace"))  # lone surrogates, of odd file names
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """The content of a sealed JSON object, without its seal. Raises BadInput, also where there is no file."""
+def read_sealed(path: Path, unsealed: bool = False) -> dict[str, Any]:
+    """The content of a sealed JSON object, without its seal; `unsealed` also accepts one that has none.
+
+    Raises BadInput, also where there is no file.
+    """
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -50,11 +53,12 @@ def read_sealed(path: Path) -> dict[str, Any]:
         expected = content.pop(SEAL)
         if digest(content) != expected:
             raise BadInput(f"{path} was altered after it was written: delete it and re-run the command that wrote it")
-    elif not _written_before_seals(content):
-        raise BadInput(f"{path} has no seal: delete it and re-run the command that wrote it")
+    elif not unsealed and not written_before_seals(content):
+        raise BadInput(f"{path} has no seal: it was not written by fieldlens, or it is damaged")
     return content
 
 
-def _written_before_seals(content: dict[str, Any]) -> bool:
+def written_before_seals(content: dict[str, Any]) -> bool:
+    """Whether a file says that version 0.1 wrote it."""
     versions = content.get("versions")
     return isinstance(versions, dict) and versions.get("fieldlens") == UNSEALED_VERSION

@@ -1,7 +1,6 @@
-"""The controller: gives out jobs until all are done or have failed too often, whatever happens on the way.
+"""The controller: starts jobs until all are done or have failed too often.
 
-It knows nothing that is not in files: another controller may work on the same study, and this one may be killed and
-started again.
+Its whole state is in files: several controllers may work on one study, and a killed one can be started again.
 """
 
 import json
@@ -29,177 +28,189 @@ LOG_LINES = 20
 
 
 class Interrupted(FieldlensError):
-    """A signal asked for an end; the jobs are saved."""
+    """A signal stopped the study; the jobs are saved."""
 
     def __init__(self, number: int) -> None:
-        super().__init__("stopped; what was done is kept, and the same command goes on")
+        super().__init__("stopped; finished work is saved: run the same command to continue")
         self.exit_code = 128 + number
 
 
 @dataclass
 class _Attempt:
     worker: Worker
-    seen: Any = None
-    """The last progress that the job told of."""
+    progress: Any = None
+    """The last progress that the job reported."""
     at: float = field(default_factory=time.monotonic)
+    """The time of that progress."""
     stopped: bool = False
-    """Because it made no progress."""
+    """Whether it was stopped because it made no progress."""
 
 
 class Controller:
-    """One study, its places, and who does its jobs."""
+    """Runs the jobs of one study with an executor."""
 
     def __init__(
         self,
         study: Study,
-        places: StudyPaths,
-        gather: Callable[[], Executor],
+        paths: StudyPaths,
+        make_executor: Callable[[], Executor],
         machine: Machine,
         corpora: Path | None = None,
         time_limit: float = 1800.0,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        self.study, self.places, self.gather, self.machine = study, places, gather, machine
+        self.study, self.paths, self.make_executor, self.machine = study, paths, make_executor, machine
         self.corpora, self.time_limit, self.watch = corpora, time_limit, watch
         self.texts = dict(study.pins)
-        """The text that each corpus has, or must have."""
+        """The required fingerprint of each corpus."""
         self.attempts: dict[str, _Attempt] = {}
-        self.over: set[str] = set()
-        """Jobs that need not be looked at again."""
+        self.finished: set[str] = set()
+        """Jobs that are done or have failed."""
 
     def prepare(self) -> None:
-        """See what the corpora say now: results from another text are stale. One that is absent must not be needed."""
-        for corpus, found in texts_of(self.study, self.corpora, {job.recipe.corpus for job in self.study.jobs}).items():
-            wanted = self.texts.setdefault(corpus, found)
-            if found != wanted:
+        """Check the corpora: they must match the study's pins, and those of unfinished jobs must be available.
+
+        Results from another text are stale.
+        """
+        available = texts_of(self.study, self.corpora, {job.recipe.corpus for job in self.study.jobs})
+        for corpus, text in available.items():
+            required = self.texts.setdefault(corpus, text)
+            if text != required:
                 raise BadInput(
-                    f"corpus '{corpus}' has another text ({found[:12]}) than the study pins ({wanted[:12]}): "
-                    "put that text there, or run a copy of the study file without its [data]"
+                    f"corpus '{corpus}' has the fingerprint {text[:12]}, but the study requires {required[:12]}: "
+                    "use the required text, or run a copy of the study file without its [data]"
                 )
-        self.study.check_corpora(self.corpora, self._left())
+        self.study.check_corpora(self.corpora, self._unfinished())
 
     def run(self) -> None:
-        """Until nothing is left to do. A signal is passed on to the workers, who save."""
-        write_study(self.study, self.places)
-        if not self._left():
+        """Run jobs until all are finished. A signal is passed on to the workers, which save and exit."""
+        write_study(self.study, self.paths)
+        if not self._unfinished():
             return
-        executor = self.gather()
-        with catch_signals() as heard:
+        executor = self.make_executor()
+        with catch_signals() as received:
             try:
-                while self._left():
-                    if heard():
-                        raise Interrupted(heard())
-                    self._give_out(executor)
+                while self._unfinished():
+                    if received():
+                        raise Interrupted(received())
+                    self._start_jobs(executor)
                     time.sleep(POLL)
-                    self._collect(executor)
+                    self._collect_jobs(executor)
                     self.watch()
             finally:
-                self._stop()
+                self._stop_workers()
                 executor.close()
 
-    def _left(self) -> list[Job]:
-        some = [job for job in self.study.jobs if job.name not in self.over]
-        left = [job for job in some if self._state(job) not in ("done", "failed")]
-        self.over |= {job.name for job in some} - {job.name for job in left}
-        return left
+    def _unfinished(self) -> list[Job]:
+        unfinished = []
+        for job in self.study.jobs:
+            if job.name not in self.finished:
+                if self._state(job) in ("done", "failed"):
+                    self.finished.add(job.name)
+                else:
+                    unfinished.append(job)
+        return unfinished
 
     def _state(self, job: Job) -> State:
         if job.name in self.attempts:
             return "running"
-        return state_of(job, self.places, self.texts)
+        return state_of(job, self.paths, self.texts)
 
-    def _give_out(self, executor: Executor) -> None:
+    def _start_jobs(self, executor: Executor) -> None:
+        """Start jobs until the executor is full."""
         for job in self.study.jobs:
             if len(self.attempts) >= executor.room:
                 return
-            if job.name not in self.over and self._state(job) in ("partial", "missing", "stale"):
-                place = self.study.place(job.recipe.corpus, self.corpora)
-                order = Order(job, self.places, place, self.machine)
+            if job.name not in self.finished and self._state(job) in ("partial", "missing", "stale"):
+                corpus = self.study.place(job.recipe.corpus, self.corpora)
+                order = Order(job, self.paths, corpus, self.machine)
                 self.attempts[job.name] = _Attempt(executor.start(order))
 
-    def _collect(self, executor: Executor) -> None:
+    def _collect_jobs(self, executor: Executor) -> None:
+        """Remove the attempts that have ended, and record failures."""
         for job in self.study.jobs:
             attempt = self.attempts.get(job.name)
             if attempt is None:
                 continue
             code = attempt.worker.code()
             if code is None:
-                self._hurry(job, attempt, executor.queues)
+                self._check_progress(job, attempt, executor.queues)
                 continue
             del self.attempts[job.name]
             if code != 0:
                 reason = f"no progress for {self.time_limit:.0f} s" if attempt.stopped else f"ended with code {code}"
-                self._failed(job, code, reason)
+                self._record_failure(job, code, reason)
             elif self._state(job) in ("partial", "missing", "stale"):
-                self._failed(job, code, "ended without the result that is asked for: did its text change meanwhile?")
+                self._record_failure(job, code, "ended without the expected result: did the corpus change meanwhile?")
 
-    def _hurry(self, job: Job, attempt: _Attempt, queues: bool) -> None:
-        """A job that makes no progress for too long is ended."""
-        said, now = progress_of(job, self.places), time.monotonic()
-        waits = queues and not is_locked(self.places.lock(job))
-        if said != attempt.seen or waits or said.get("stage") == PREPARING:
-            attempt.seen, attempt.at = said, now
+    def _check_progress(self, job: Job, attempt: _Attempt, queues: bool) -> None:
+        """Kill the worker of a job that made no progress within the time limit."""
+        progress, now = progress_of(job, self.paths), time.monotonic()
+        queued = queues and not is_locked(self.paths.lock(job))
+        if progress != attempt.progress or queued or progress.get("stage") == PREPARING:
+            attempt.progress, attempt.at = progress, now
         elif now - attempt.at > self.time_limit:
             attempt.stopped, attempt.at = True, now
             attempt.worker.stop(now=True)
 
-    def _failed(self, job: Job, code: int, reason: str) -> None:
-        """Note it; three times without getting any further is too often, and bad input stays bad."""
-        path, log = self.places.attempts(job), self.places.log(job)
-        before = json.loads(path.read_text()) if path.exists() else []
-        here = reached(job, self.places)
-        before = [*(one for one in before if one["reached"] == here), {"code": code, "reason": reason, "reached": here}]
+    def _record_failure(self, job: Job, code: int, reason: str) -> None:
+        """Record a failed attempt. Three without further progress are final, and so is invalid input."""
+        path, log = self.paths.attempts(job), self.paths.log(job)
+        attempts = json.loads(path.read_text()) if path.exists() else []
+        current = reached(job, self.paths)
+        attempts = [attempt for attempt in attempts if attempt["reached"] == current]
+        attempts.append({"code": code, "reason": reason, "reached": current})
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(before).encode())
-        if code == 2 or len(before) >= ATTEMPTS:
+        replace_file(path, json.dumps(attempts).encode())
+        if code == 2 or len(attempts) >= ATTEMPTS:
             tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
-            before[-1]["reason"] += f": {tail[-1]}" if code == 2 and tail else ""
+            attempts[-1]["reason"] += f": {tail[-1]}" if code == 2 and tail else ""
             write_json(
-                self.places.failure(job),
+                self.paths.failure(job),
                 {
                     "kind": "fieldlens failure",
                     "addresses": job.config_hashes,
-                    "attempts": before,
+                    "attempts": attempts,
                     "log": tail,
                     **job.to_json(),
                 },
             )
 
-    def _stop(self) -> None:
-        """Let the workers save; after a while, or at a second signal, they are ended, which loses a few steps."""
+    def _stop_workers(self) -> None:
+        """Let the workers save and exit; kill them after GRACE seconds or a second signal, which loses a few steps."""
         for attempt in self.attempts.values():
             attempt.worker.stop()
         end = time.monotonic() + GRACE
-        with catch_signals() as again:
+        with catch_signals() as received:
             while any(attempt.worker.code() is None for attempt in self.attempts.values()):
-                if again() or time.monotonic() > end:
+                if received() or time.monotonic() > end:
                     for attempt in self.attempts.values():
                         attempt.worker.stop(now=True)
                 time.sleep(POLL)
 
 
-def texts_of(study: Study, corpora: Path | None, some: Iterable[str]) -> dict[str, str]:
-    """The fingerprints of those corpora that are here."""
-    here = [corpus for corpus in sorted(some) if study.has(corpus, corpora)]
-    return {corpus: open_corpus(study.place(corpus, corpora)).fingerprint() for corpus in here}
+def texts_of(study: Study, corpora: Path | None, names: Iterable[str]) -> dict[str, str]:
+    """The fingerprints of the named corpora that are available on this machine."""
+    available = [corpus for corpus in sorted(names) if study.has(corpus, corpora)]
+    return {corpus: open_corpus(study.place(corpus, corpora)).fingerprint() for corpus in available}
 
 
-def write_study(study: Study, places: StudyPaths) -> None:
-    """What the results are the results of, for who reads them later; nothing if that stands there."""
+def write_study(study: Study, paths: StudyPaths) -> None:
+    """Write study.json, which lists the jobs of a results folder; an identical file is left untouched."""
     content = {
         "kind": "fieldlens study",
         "name": study.name,
         "title": study.title,
         "jobs": [{"name": job.name} for job in study.whole],
     }
-    path = places.results / "study.json"
+    path = paths.results / "study.json"
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     if not path.exists() or path.read_text() != text:
         write_json(path, content)
 
 
-def clear_failures(study: Study, places: StudyPaths) -> None:
-    """Let failed jobs be tried again."""
+def clear_failures(study: Study, paths: StudyPaths) -> None:
+    """Delete the records of failed attempts, so that the jobs are run again."""
     for job in study.jobs:
-        for path in (places.failure(job), places.attempts(job)):
+        for path in (paths.failure(job), paths.attempts(job)):
             path.unlink(missing_ok=True)

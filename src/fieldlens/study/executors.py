@@ -1,4 +1,4 @@
-"""Who does a study's jobs: child processes on this machine, or tasks of a Ray cluster that start the same processes."""
+"""Executors run the jobs of a study: as child processes, or as Ray tasks that start the same processes."""
 
 import json
 import os
@@ -19,24 +19,24 @@ from fieldlens.study.state import StudyPaths
 
 @dataclass(frozen=True)
 class Order:
-    """A job with all that a process needs to do it."""
+    """A job with everything that a worker process needs."""
 
     job: Job
-    places: StudyPaths
+    paths: StudyPaths
     corpus: str
     machine: Machine
 
     @property
     def file(self) -> Path:
-        return self.places.work(self.job) / "job.json"
+        return self.paths.work(self.job) / "job.json"
 
     def write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        places = {key: str(Path(value).resolve()) for key, value in asdict(self.places).items()}
+        paths = {key: str(Path(value).resolve()) for key, value in asdict(self.paths).items()}
         content = {
             "name": self.job.name,
             "job": self.job.to_json(),
-            "places": places,
+            "places": paths,
             "corpus": self.corpus,
             "machine": asdict(self.machine),
         }
@@ -47,31 +47,31 @@ class Worker(Protocol):
     """One attempt at a job."""
 
     def code(self) -> int | None:
-        """How it ended, None while it goes on."""
+        """The exit code; None while it is running."""
 
     def stop(self, now: bool = False) -> None:
-        """Ask it to end, or end it."""
+        """Send SIGTERM, or kill it `now`."""
 
 
 class Executor(Protocol):
-    """Where jobs are done."""
+    """Starts workers."""
 
     queues: bool
-    """Whether a job that was started may have to wait."""
+    """Whether a started job may wait in a queue."""
 
     @property
     def room(self) -> int:
-        """How many at a time."""
+        """Maximum number of jobs at a time."""
 
     def start(self, order: Order) -> Worker:
-        """Begin a job."""
+        """Start a job."""
 
     def close(self) -> None:
-        """Give back what was taken."""
+        """Release resources."""
 
 
 def process(file: Path, log: Path, threads: int | None, nice: int) -> subprocess.Popen[bytes]:
-    """A process that does a job; it ends when the one that started it does."""
+    """Start a worker process; it exits when this process does."""
     environment = dict(os.environ)
     if threads is not None:
         environment |= {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -83,19 +83,19 @@ def process(file: Path, log: Path, threads: int | None, nice: int) -> subprocess
             stdout=out,
             stderr=out,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for the controller, which then asks its workers
+            start_new_session=True,  # Ctrl-C reaches only the controller, which then stops its workers
         )
 
 
 class _Child:
-    def __init__(self, started: subprocess.Popen[bytes]) -> None:
-        self.process = started
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self.process = child
 
     def code(self) -> int | None:
-        found = self.process.poll()
-        if found is not None and self.process.stdin:
+        code = self.process.poll()
+        if code is not None and self.process.stdin:
             self.process.stdin.close()
-        return found
+        return code
 
     def stop(self, now: bool = False) -> None:
         if self.process.poll() is None:
@@ -103,7 +103,7 @@ class _Child:
 
 
 class Local:
-    """Child processes, one per core."""
+    """Runs `workers` child processes at a time."""
 
     queues = False
 
@@ -116,14 +116,14 @@ class Local:
 
     def start(self, order: Order) -> Worker:
         order.write()
-        return _Child(process(order.file, order.places.log(order.job), order.machine.threads, self.nice))
+        return _Child(process(order.file, order.paths.log(order.job), order.machine.threads, self.nice))
 
     def close(self) -> None:
         pass
 
 
 class Ray:
-    """Tasks on a Ray cluster, an existing one or this machine's own. Folders must lie where all nodes see them."""
+    """Tasks on a Ray cluster: an existing one, or a local one. All nodes must share the folders."""
 
     queues = True
 
@@ -136,20 +136,23 @@ class Ray:
         try:
             ray.init(address=address or "local", log_to_driver=False, include_dashboard=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
-            where = f"at '{address}'" if address else "could be started here"
-            raise BadInput(f"no Ray cluster {where}: {' '.join(str(error).split())[:200]}") from None
+            problem = (
+                f"cannot connect to a Ray cluster at '{address}'" if address else "cannot start a local Ray cluster"
+            )
+            raise BadInput(f"{problem}: {' '.join(str(error).split())[:200]}") from None
         self.task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(_task)
 
     @property
     def room(self) -> int:
-        """Ray is given everything, and decides."""
+        """No limit: Ray queues the jobs."""
         return sys.maxsize
 
     def start(self, order: Order) -> Worker:
         order.write()
-        log = order.places.log(order.job).resolve()
-        ours = {name: value for name, value in os.environ.items() if name.startswith(("FIELDLENS_", "PYTHONPATH"))}
-        task = self.task.remote(str(order.file.resolve()), str(log), order.machine.threads, self.nice, ours)
+        log = order.paths.log(order.job).resolve()
+        prefixes = ("FIELDLENS_", "PYTHONPATH")
+        environment = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+        task = self.task.remote(str(order.file.resolve()), str(log), order.machine.threads, self.nice, environment)
         return _Task(self.ray, task)
 
     def close(self) -> None:
@@ -157,11 +160,11 @@ class Ray:
 
 
 def _task(file: str, log: str, threads: int | None, nice: int, environment: dict[str, str]) -> int:
-    """What a node of the cluster does."""
+    """Run a job on a node of the cluster and return its exit code."""
     os.environ.update(environment)
     with process(Path(file), Path(log), threads, nice) as child:
         try:
-            while child.poll() is None:  # not wait(), which would close the pipe that says that we live
+            while child.poll() is None:  # not wait(), which would close the pipe to the worker
                 time.sleep(0.2)
         finally:  # also when cancelled
             child.terminate()

@@ -1,6 +1,6 @@
-"""One job: train, evaluate, measure, and leave one small result. Any of it that is there already is not done again.
+"""One job: train, evaluate, measure, and write one small result. Finished stages are not repeated.
 
-Run as a process of its own, `python -m fieldlens.study.job FILE NICE`, so that whatever kills it kills nothing else.
+Each job runs in its own process, `python -m fieldlens.study.job FILE NICE`, so that a crash affects no other job.
 """
 
 import dataclasses
@@ -29,135 +29,137 @@ from fieldlens.evaluation.result import Evaluation
 from fieldlens.evaluation.statistics import finite
 from fieldlens.receptive.command import measure_all
 from fieldlens.receptive.result import Measurement, MeasureRequest, save_measurement
-from fieldlens.storage.atomic import replace_file
-from fieldlens.storage.content_cache import hash_of
-from fieldlens.storage.results import write_json
+from fieldlens.storage.atomic import hash_of, replace_file
 from fieldlens.storage.run_dir import Occupied, Run, locked
-from fieldlens.study.plan import Job, job_from, question
+from fieldlens.storage.sealed import write_sealed
+from fieldlens.study.plan import Job, job_from, request_fields
+from fieldlens.study.result_folder import RECORD
 from fieldlens.study.state import StudyPaths, state_of
 from fieldlens.training.loop import train
 from fieldlens.training.recipe import Recipe, RunOptions
 from fieldlens.training.trainer import Diverged
 
 SAVE_EVERY = 50
-"""Steps between checkpoints: what a killed worker loses at most."""
+"""Maximum number of steps between checkpoints, which is what a killed worker loses."""
 
 GRACE = 60.0
-"""Seconds that a worker has to save and leave."""
+"""Seconds that a worker has to save and exit."""
 
 KIND = "fieldlens result"
 
 PREPARING = "prepare"
-"""The stage in which a corpus becomes tokens. It tells nothing while it works, and may take long."""
+"""The stage that tokenizes the corpus. It reports no progress and may take long."""
 
 
 class Progress:
-    """What a job says of itself while it works, in a file that anybody may read."""
+    """The progress of a job, written to a file that other processes read."""
 
-    def __init__(self, places: StudyPaths, job: Job) -> None:
-        self.path, self.clock = places.progress(job), places.timings(job)
-        self.stage, self.told, self.part = "", 0.0, (0, 1)
-        """Of a stage: which part this is, of how many."""
+    def __init__(self, paths: StudyPaths, job: Job) -> None:
+        self.path, self.clock = paths.progress(job), paths.timings(job)
+        self.stage, self.reported, self.part = "", 0.0, (0, 1)
+        """`part` is (index, number of parts) within the stage."""
         self.start: tuple[float, float] | None = None
-        """When this attempt first got something done of the stage, and how much was done by then."""
+        """Time of the first progress in this stage by this attempt, and the share that was done then."""
         self.seconds: dict[str, float] = {}
         with suppress(OSError, ValueError):
             self.seconds = json.loads(self.clock.read_text())
 
     @contextmanager
     def at(self, stage: str) -> Iterator[None]:
-        """While this holds, time is counted for a stage."""
-        begun = time.monotonic(), time.process_time()
-        # an attempt whose own time was not noted makes that of the others say too little
-        whole = stage not in self.seconds or f"{stage}_cpu" in self.seconds
+        """Count the time of the block for a stage."""
+        start = time.monotonic(), time.process_time()
+        # the CPU time is complete only if every earlier attempt recorded its own
+        complete = stage not in self.seconds or f"{stage}_cpu" in self.seconds
         self.stage, self.start, self.part = stage, None, (0, 1)
         print(stage, flush=True)  # into the job's log
         self.tell(force=True)
         try:
             yield
         finally:
-            self._count(stage, time.monotonic() - begun[0])
-            if whole:
-                self._count(f"{stage}_cpu", time.process_time() - begun[1])
+            self._add_seconds(stage, time.monotonic() - start[0])
+            if complete:
+                self._add_seconds(f"{stage}_cpu", time.process_time() - start[1])
             replace_file(self.clock, json.dumps(self.seconds).encode())
 
-    def _count(self, what: str, seconds: float) -> None:
-        self.seconds[what] = round(self.seconds.get(what, 0.0) + seconds, 1)
+    def _add_seconds(self, key: str, seconds: float) -> None:
+        self.seconds[key] = round(self.seconds.get(key, 0.0) + seconds, 1)
 
-    def tell(self, done: float = 0.0, force: bool = False, **more: Any) -> None:
-        """How much of the stage is done, between 0 and 1; at most once a second."""
+    def tell(self, done: float = 0.0, force: bool = False, **details: Any) -> None:
+        """Report the share of the stage that is done, from 0 to 1; at most once per second unless forced."""
         now = time.monotonic()
-        if not force and now - self.told < 1:
+        if not force and now - self.reported < 1:
             return
-        self.told = now
+        self.reported = now
         if self.start is None and done > 0:
             self.start = now, done
         since, before = self.start or (now, done)
         rate = (done - before) / (now - since) if now - since > 5 else None
         temporary = self.path.with_suffix(".new")
         temporary.write_text(
-            json.dumps({"pid": os.getpid(), "stage": self.stage, "done": done, "rate": rate, **more})
+            json.dumps({"pid": os.getpid(), "stage": self.stage, "done": done, "rate": rate, **details})
         )  # not worth an fsync
         os.replace(temporary, self.path)
 
     def step(self, row: dict[str, Any]) -> None:
+        """Report a training step."""
         if "step" in row:
             self.tell(row["step"] / row["steps"], step=row["step"], steps=row["steps"], loss=finite(row["loss"]))
 
     def event(self, event: dict[str, Any]) -> None:
+        """Report an event of an evaluation or a measurement."""
         if "done" in event:
             number, count = self.part
             self.tell((number + event["done"] / event["total"]) / count)
 
 
-def perform(job: Job, places: StudyPaths, corpus: str, machine: Machine) -> None:
-    """Do what is missing of a job."""
-    work = places.work(job)
-    with locked(places.lock(job), f"{work}: another process works on this job"):
+def perform(job: Job, paths: StudyPaths, corpus: str, machine: Machine) -> None:
+    """Run the stages of a job that are missing, and write its result."""
+    work = paths.work(job)
+    with locked(paths.lock(job), f"{work}: another process is working on this job"):
         text = open_corpus(corpus).fingerprint()
-        if state_of(job, places, {job.recipe.corpus: text}, locks=False) == "done":
+        if state_of(job, paths, {job.recipe.corpus: text}, locks=False) == "done":
             return
-        _start_afresh_with(text, work)
-        progress = Progress(places, job)
+        _discard_other_text(text, work)
+        progress = Progress(paths, job)
         recipe = dataclasses.replace(job.recipe, corpus=corpus)
-        with progress.at(PREPARING):  # not counted as training: whoever is first makes the tokens for all
-            given = Path(recipe.tokenizer) if recipe.tokenizer else None
-            tokens = tokenize(open_corpus(corpus), recipe.bpe, given, recipe.max_bytes)
-            _check_room(job, corpus, tokens.tokenizer)
+        with progress.at(PREPARING):  # not counted as training: the first job tokenizes for all
+            tokenizer = Path(recipe.tokenizer) if recipe.tokenizer else None
+            tokens = tokenize(open_corpus(corpus), recipe.bpe, tokenizer, recipe.max_bytes)
+            _check_lengths(job, corpus, tokens.tokenizer)
         with progress.at("train"):
             _train(recipe, work, machine, progress)
         device, dtype = machine.start()
         run = Run(work)
         if run.read(run.status)["state"] == "diverged":
-            _finish(job, places, run, text, [], None)
+            _finish(job, paths, run, text, [], None)
             return
-        found = []
+        evaluations = []
         with progress.at("evaluate"):
-            for number, asked in enumerate(job.evaluations):
+            for number, request in enumerate(job.evaluations):
                 progress.part = (number, len(job.evaluations))
-                found.append(_evaluate(asked, corpus, work, device, dtype, progress))
-        measured = None
+                evaluations.append(_evaluate(request, corpus, work, device, dtype, progress))
+        measurement = None
         if job.measurement is not None:
             with progress.at("measure"):
-                wanted = MeasureRequest(**job.measurement, corpus=corpus)
-                (measured,) = measure_all([str(work)], wanted, device, dtype, progress.event)
-        _finish(job, places, run, text, found, measured)
+                measure_request = MeasureRequest(**job.measurement, corpus=corpus)
+                (measurement,) = measure_all([str(work)], measure_request, device, dtype, progress.event)
+        _finish(job, paths, run, text, evaluations, measurement)
 
 
-def _check_room(job: Job, corpus: str, tokenizer: Path) -> None:
-    """Refuse, before anything is trained, what the text has no room for."""
-    asked = [EvalRequest(corpus, **question(one)) for one in job.evaluations]
+def _check_lengths(job: Job, corpus: str, tokenizer: Path) -> None:
+    """Raise BadInput, before training, if the text is too short for an evaluation or the measurement."""
+    requests = [EvalRequest(corpus, **request_fields(request)) for request in job.evaluations]
     if job.measurement is not None:
-        wanted = MeasureRequest(**job.measurement)
-        if wanted.length:
-            asked.append(EvalRequest(corpus, (wanted.length,), wanted.segments, split=wanted.split))
-    for one in asked:
-        text = read_text(corpus, one.split, tokenizer, progress=False)
-        draw_anchors(text.documents, one.plan(one.lengths, text.bos))
+        measure = MeasureRequest(**job.measurement)
+        if measure.length:
+            requests.append(EvalRequest(corpus, (measure.length,), measure.segments, split=measure.split))
+    for request in requests:
+        text = read_text(corpus, request.split, tokenizer, progress=False)
+        draw_anchors(text.documents, request.plan(request.lengths, text.bos))
 
 
-def _start_afresh_with(text: str, work: Path) -> None:
-    """Drop what was made from another text."""
+def _discard_other_text(text: str, work: Path) -> None:
+    """Delete checkpoints, models and evaluations that belong to another text."""
     mark = work / "text"
     if mark.exists() and mark.read_text() != text:
         for name in ("checkpoints", "model", "evaluations"):
@@ -168,7 +170,7 @@ def _start_afresh_with(text: str, work: Path) -> None:
 
 
 def _train(recipe: Recipe, work: Path, machine: Machine, progress: Progress) -> None:
-    with suppress(Diverged):  # a result like any other
+    with suppress(Diverged):  # recorded in the result
         train(
             recipe,
             work,
@@ -180,49 +182,50 @@ def _train(recipe: Recipe, work: Path, machine: Machine, progress: Progress) -> 
 
 
 def _evaluate(
-    asked: dict[str, Any], corpus: str, work: Path, device: torch.device, dtype: torch.dtype, progress: Progress
+    request: dict[str, Any], corpus: str, work: Path, device: torch.device, dtype: torch.dtype, progress: Progress
 ) -> Evaluation:
-    ((_, found),) = evaluate_all(
-        [str(work)], EvalRequest(corpus, **question(asked)), work / "evaluations", device, dtype, progress.event
+    ((_, evaluation),) = evaluate_all(
+        [str(work)], EvalRequest(corpus, **request_fields(request)), work / "evaluations", device, dtype, progress.event
     )
-    return found
+    return evaluation
 
 
 def _finish(
-    job: Job, places: StudyPaths, run: Run, text: str, found: list[Evaluation], measured: Measurement | None
+    job: Job, paths: StudyPaths, run: Run, text: str, evaluations: list[Evaluation], measurement: Measurement | None
 ) -> None:
-    """Write the result; its last file says that all of it is there."""
-    folder, config_hashes = places.result(job), job.config_hashes
+    """Write the result; its record is written last and makes it complete."""
+    folder, config_hashes = paths.result(job), job.config_hashes
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(places.timings(job), folder / "timings.json")
+    shutil.copyfile(paths.timings(job), folder / "timings.json")
     files = []
-    for asked, one, address in zip(job.evaluations, found, config_hashes["evaluations"], strict=bool(found)):
-        about = {key: value for key, value in one.about.items() if key != "seconds"}
-        about |= {"model": _model(about["model"], job), "asked": asked}
-        name = f"evaluation-{address[:8]}"
-        dataclasses.replace(one, about=about).save(folder / f"{name}.json")
+    triples = zip(job.evaluations, evaluations, config_hashes["evaluations"], strict=bool(evaluations))
+    for request, evaluation, config_hash in triples:
+        about = {key: value for key, value in evaluation.about.items() if key != "seconds"}
+        about |= {"model": _model(about["model"], job), "asked": request}
+        name = f"evaluation-{config_hash[:8]}"
+        dataclasses.replace(evaluation, about=about).save(folder / f"{name}.json")
         files += [f"{name}.json", f"{name}.npz"]
-    if measured is not None:
-        about = measured.about | {"model": _model(measured.about["model"], job)}
-        save_measurement(dataclasses.replace(measured, about=about), folder / "measurement.json")
+    if measurement is not None:
+        about = measurement.about | {"model": _model(measurement.about["model"], job)}
+        save_measurement(dataclasses.replace(measurement, about=about), folder / "measurement.json")
         files += ["measurement.json", "measurement.npz"]
-    hashes = {name: hash_of(folder / name) for name in files}
-    write_json(folder / "result.json", _result(job, run, text) | {"addresses": config_hashes, "files": hashes})
-    for path in (*folder.glob("evaluation-*"), *folder.glob("measurement.*"), places.failure(job)):
-        if path.name not in files:  # of an earlier question
+    hashes = {name: hash_of(folder / name) for name in (*files, "timings.json")}
+    write_sealed(folder / RECORD, _result(job, run, text) | {"addresses": config_hashes, "files": hashes})
+    for path in (*folder.glob("evaluation-*"), *folder.glob("measurement.*"), paths.failure(job)):
+        if path.name not in files:  # of an earlier result
             path.unlink(missing_ok=True)
-    for path in (places.progress(job), places.attempts(job)):
+    for path in (paths.progress(job), paths.attempts(job)):
         path.unlink(missing_ok=True)
 
 
 def _model(about: dict[str, Any], job: Job) -> dict[str, Any]:
-    """What a result says of the model: nothing of where it lay."""
+    """The model's record in a result: without its folder, with the recipe of the job."""
     return {**{key: value for key, value in about.items() if key != "folder"}, "recipe": dataclasses.asdict(job.recipe)}
 
 
 def _result(job: Job, run: Run, text: str) -> dict[str, Any]:
     status, config = run.read(run.status), run.read(run.config)
-    checks = [row for row in run.history() if row.get("validation_perplexity") is not None]
+    validations = [row for row in run.history() if row.get("validation_perplexity") is not None]
     return {
         "kind": KIND,
         "state": "diverged" if status["state"] == "diverged" else "done",
@@ -232,7 +235,7 @@ def _result(job: Job, run: Run, text: str) -> dict[str, Any]:
         "data": config["experiment"]["data"],
         "parameters": config["parameters"],
         "unigram_perplexity": config["unigram_perplexity"],
-        "validation": [[row["step"], finite(row["validation_perplexity"])] for row in checks],
+        "validation": [[row["step"], finite(row["validation_perplexity"])] for row in validations],
         "versions": config["versions"],
         "machine": config["machine"],
         **({"later": config["later"]} if "later" in config else {}),
@@ -240,14 +243,14 @@ def _result(job: Job, run: Run, text: str) -> dict[str, Any]:
 
 
 def _end_with_parent() -> None:
-    """When whoever started this process is gone, end as if asked to: save, and leave."""
+    """Save and exit when the parent process has ended, which closes standard input."""
 
     def wait() -> None:
-        while os.read(0, 1):  # not sys.stdin, whose lock a thread may not hold when Python ends
+        while os.read(0, 1):  # not sys.stdin, whose lock a thread must not hold when Python exits
             pass
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE)  # to save
-        os.kill(os.getpid(), signal.SIGKILL)  # it hangs, and would hold its lock for ever
+        os.kill(os.getpid(), signal.SIGKILL)  # it hangs, and would keep its lock
 
     threading.Thread(target=wait, daemon=True).start()
 
@@ -256,7 +259,7 @@ def step_back(nice: int) -> None:
     """Lower this process's priority."""
     os.nice(nice)
     if nice:
-        # Linux may share the cores out among sessions, and a worker is one: its niceness would count only inside it.
+        # with autogroups, Linux divides CPU time between sessions first, and a worker is a session of its own
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(nice))
 
@@ -264,18 +267,19 @@ def step_back(nice: int) -> None:
 def main() -> None:
     file, nice = sys.argv[1:]
     step_back(int(nice))
-    given = json.loads(Path(file).read_text())
+    order = json.loads(Path(file).read_text())
     _end_with_parent()
     try:
-        places = StudyPaths(**{key: Path(value) for key, value in given["places"].items()})
-        job = job_from(given["job"])
-        if job.name != given["name"]:
+        paths = StudyPaths(**{key: Path(value) for key, value in order["places"].items()})
+        job = job_from(order["job"])
+        if job.name != order["name"]:
             raise BadInput(
-                f"the file of scheme '{job.recipe.scheme}' has changed since the study was started: start again"
+                f"the file of scheme '{job.recipe.scheme}' has changed since the study was started: "
+                "run the same command again"
             )
-        perform(job, places, given["corpus"], Machine(**given["machine"]))
+        perform(job, paths, order["corpus"], Machine(**order["machine"]))
     except Occupied:
-        return  # somebody else does it
+        return  # another process does it
     except FieldlensError as error:
         print(f"fieldlens: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)

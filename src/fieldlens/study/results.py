@@ -1,4 +1,4 @@
-"""What a study has brought in: its results, read from their folder and set side by side where they can be compared."""
+"""The results of a study: read from their folder, verified, and grouped where they can be compared."""
 
 import dataclasses
 import itertools
@@ -13,11 +13,12 @@ from fieldlens.evaluation.compare import ALIKE, Comparison, compare
 from fieldlens.evaluation.result import Evaluation, read_evaluation
 from fieldlens.receptive.result import Measurement, read_measurement
 from fieldlens.storage.results import read_json
+from fieldlens.study.result_folder import RECORD, read_record
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is left of one run when its work is done."""
+    """The result of one job: its record, evaluations and measurement."""
 
     name: str
     about: dict[str, Any]
@@ -34,47 +35,74 @@ class Result:
 
 
 def read_result(folder: Path) -> Result:
-    """A result folder."""
-    about = read_json(folder / "result.json")
+    """A result folder, verified."""
+    record = read_record(folder)
     try:
-        files = [folder / f"evaluation-{address[:8]}.json" for address in about["addresses"]["evaluations"]]
-        measured = folder / "measurement.json"
-        if about["state"] == "diverged":
-            return Result(folder.name, about, [_diverged(about, asked) for asked in about["evaluations"]], None)
+        names = [f"evaluation-{config_hash[:8]}.json" for config_hash in record["addresses"]["evaluations"]]
+        if record["state"] == "diverged":
+            return Result(folder.name, record, [_diverged(record, request) for request in record["evaluations"]], None)
+        if len(names) != len(record["evaluations"]) or not set(names) <= set(record["files"]):
+            raise KeyError("an evaluation is not listed")
         return Result(
             folder.name,
-            about,
-            [read_evaluation(file) for file in files],
-            read_measurement(measured) if about["addresses"]["measurement"] else None,
+            record,
+            [read_evaluation(folder / name) for name in names],
+            read_measurement(folder / "measurement.json") if record["addresses"]["measurement"] else None,
         )
-    except (KeyError, TypeError) as error:
-        raise BadInput(f"{folder} is not a whole result ({type(error).__name__}: {error})") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{folder} is not a complete result ({type(error).__name__}: {error})") from None
 
 
-def _diverged(about: dict[str, Any], asked: dict[str, Any]) -> Evaluation:
-    """In place of an evaluation of a run that diverged."""
-    recipe = about["recipe"]
+def _diverged(record: dict[str, Any], request: dict[str, Any]) -> Evaluation:
+    """An evaluation without losses, for a run that diverged."""
+    recipe = record["recipe"]
     model = {
-        "name": recipe["scheme"], "scheme": recipe["scheme"], "recipe": recipe, "data": about["data"],
+        "name": recipe["scheme"], "scheme": recipe["scheme"], "recipe": recipe, "data": record["data"],
         "train_length": None,
     }  # fmt: skip
-    return Evaluation({"state": "diverged", "model": model, "window": asked.get("window"), "asked": asked}, {}, [])
+    about = {"state": "diverged", "model": model, "window": request.get("window"), "asked": request}
+    return Evaluation(about, {}, [])
 
 
 def read_results(folder: Path) -> tuple[dict[str, Any], list[Result]]:
-    """What a results folder says of its study, and the results that are there and whole, in the study's order."""
-    study, found = read_json(folder / "study.json"), []
-    if study.get("kind") != "fieldlens study":
-        raise BadInput(f"{folder} is no results folder of a study: its study.json is not ours")
+    """The study file of a results folder, and its valid results in the study's order."""
+    study, results = _study(folder), []
     for job in study["jobs"]:
         with suppress(BadInput):
-            found.append(read_result(folder / job["name"]))
-    return study, found
+            results.append(read_result(folder / job["name"]))
+    return study, results
+
+
+def rejected_results(folder: Path) -> dict[str, str]:
+    """The results that exist but are not valid, by name, with the reason."""
+    reasons = {}
+    for job in _study(folder)["jobs"]:
+        if (folder / job["name"] / RECORD).exists():
+            try:
+                read_result(folder / job["name"])
+            except BadInput as error:
+                reasons[job["name"]] = str(error)
+    return reasons
+
+
+def _study(folder: Path) -> dict[str, Any]:
+    study = read_json(folder / "study.json")
+    try:
+        names = [job["name"] for job in study["jobs"]]
+        valid = study["kind"] == "fieldlens study" and all(
+            isinstance(name, str) and name == Path(name).name for name in names
+        )
+        valid = valid and all(isinstance(study[key], str) for key in ("name", "title"))
+    except (KeyError, TypeError):
+        valid = False
+    if not valid:
+        raise BadInput(f"{folder} is not the results folder of a study: its study.json is not valid")
+    return study
 
 
 @dataclass(frozen=True)
 class ComparisonKey:
-    """What evaluations must have in common to be compared, in words."""
+    """What a group of comparable evaluations has in common: the corpus and a description of the request."""
 
     corpus: str
     words: str
@@ -85,50 +113,55 @@ class ComparisonKey:
 
 
 def comparisons(results: Sequence[Result]) -> dict[ComparisonKey, Comparison]:
-    """The evaluations that can be compared: those of one corpus and one question."""
-    found: dict[str, list[tuple[Result, Evaluation]]] = {}
+    """The evaluations that can be compared: of the same corpus, request and targets."""
+    groups: dict[str, list[tuple[Result, Evaluation]]] = {}
     for result in results:
-        for asked, one in zip(result.about["evaluations"], result.evaluations, strict=True):
-            found.setdefault(repr((result.recipe["corpus"], sorted(asked.items()))), []).append((result, one))
-    questions: dict[ComparisonKey, Comparison] = {}
-    for pairs in found.values():
-        for alike in _alike([one for _, one in pairs]):
-            if any(one.losses for one in alike):
-                first = next(result for result, one in pairs if one is alike[0])
-                words = _words(next(one.about["asked"] for one in alike if one.losses))
-                questions[_unused(ComparisonKey(first.recipe["corpus"], words), questions)] = compare(alike)
-    return questions
+        for request, evaluation in zip(result.about["evaluations"], result.evaluations, strict=True):
+            key = repr((result.recipe["corpus"], sorted(request.items())))
+            groups.setdefault(key, []).append((result, evaluation))
+    compared: dict[ComparisonKey, Comparison] = {}
+    for pairs in groups.values():
+        for evaluations in _comparable([evaluation for _, evaluation in pairs]):
+            if any(evaluation.losses for evaluation in evaluations):
+                first = next(result for result, evaluation in pairs if evaluation is evaluations[0])
+                request = next(evaluation.about["asked"] for evaluation in evaluations if evaluation.losses)
+                label = ComparisonKey(first.recipe["corpus"], _description(request))
+                compared[_unused(label, compared)] = compare(evaluations)
+    return compared
 
 
-def _alike(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
-    """Those with the same targets and tokens together; runs that diverged go with the first."""
-    groups: dict[str, list[Evaluation]] = {}
-    lost = []
-    for one in evaluations:
-        if not one.losses:
-            lost.append(one)
+def _comparable(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
+    """Groups of evaluations with the same targets and tokens; diverged runs are added to the first group."""
+    by_targets: dict[str, list[Evaluation]] = {}
+    diverged = []
+    for evaluation in evaluations:
+        if not evaluation.losses:
+            diverged.append(evaluation)
             continue
-        about = [one.about.get(key) for key in ALIKE] + [one.about["model"].get("dtype"), max(one.losses)]
-        groups.setdefault(repr(about), []).append(one)
-    found = list(groups.values())
-    if found:
-        first = {id(one) for one in (*lost, *found[0])}
-        found[0] = [one for one in evaluations if id(one) in first]
-    return found
+        about = [evaluation.about.get(key) for key in ALIKE]
+        about += [evaluation.about["model"].get("dtype"), max(evaluation.losses)]
+        by_targets.setdefault(repr(about), []).append(evaluation)
+    groups = list(by_targets.values())
+    if groups:
+        first = {id(evaluation) for evaluation in (*diverged, *groups[0])}
+        groups[0] = [evaluation for evaluation in evaluations if id(evaluation) in first]
+    return groups
 
 
-def _words(asked: dict[str, Any]) -> str:
-    words = [asked.get("protocol", "last-token")]
-    words += [f"{key} {asked[key]}" for key in ("k", "stride", "window", "target_seed") if asked.get(key) is not None]
-    words += [f"{asked['split']} split"] if asked.get("split", "test") != "test" else []
-    longest, count = max(asked["lengths"]), asked.get("segments", 1000)
+def _description(request: dict[str, Any]) -> str:
+    """An evaluation request in words: last-token, up to 4,096 tokens, 1,000 targets."""
+    words = [request.get("protocol", "last-token")]
+    options = ("k", "stride", "window", "target_seed")
+    words += [f"{key} {request[key]}" for key in options if request.get(key) is not None]
+    words += [f"{request['split']} split"] if request.get("split", "test") != "test" else []
+    longest, count = max(request["lengths"]), request.get("segments", 1000)
     return ", ".join([*words, f"up to {longest:,} tokens", f"{count:,} targets"]).replace("_", " ")
 
 
-def _unused(question: ComparisonKey, taken: Collection[ComparisonKey]) -> ComparisonKey:
-    """The same words again get a number."""
+def _unused(key: ComparisonKey, taken: Collection[ComparisonKey]) -> ComparisonKey:
+    """The key, with a number if it is taken."""
     numbers = itertools.count(2)
-    found = question
-    while found in taken:
-        found = dataclasses.replace(question, words=f"{question.words} ({next(numbers)})")
-    return found
+    unused = key
+    while unused in taken:
+        unused = dataclasses.replace(key, words=f"{key.words} ({next(numbers)})")
+    return unused

@@ -1,7 +1,6 @@
-"""Training: one loop, any number of processes, resumable to the bit."""
+"""The training loop: one process or several, resumable to the bit."""
 
 import dataclasses
-import platform
 import signal
 import threading
 import time
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 
-import fieldlens
 from fieldlens.core import distributed as processes
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import BadInput, FieldlensError, OutOfMemory
@@ -22,16 +20,17 @@ from fieldlens.data.batches import batch_at
 from fieldlens.data.corpus import BUILT_IN, open_corpus
 from fieldlens.data.tokens import TokenizedCorpus, tokenize, unigram_perplexity
 from fieldlens.schemes.spec import canonical, source_of
-from fieldlens.storage.atomic import is_whole, write_folder
 from fieldlens.storage.checkpoints import checkpoints_in, newest_checkpoint, save_checkpoint
-from fieldlens.storage.content_cache import digest
+from fieldlens.storage.folders import is_whole, write_folder
+from fieldlens.storage.provenance import provenance
 from fieldlens.storage.run_dir import Run
+from fieldlens.storage.sealed import digest
 from fieldlens.training.recipe import Recipe, RunOptions, experiment
 from fieldlens.training.trainer import Diverged, Trainer, check_shape
 
 
 class Stopped(FieldlensError):
-    """A signal asked for an end; the current step is saved."""
+    """A signal stopped the run; the current step is saved."""
 
     def __init__(self, signal_number: int, step: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name} after step {step}, saved: --resume goes on")
@@ -40,19 +39,19 @@ class Stopped(FieldlensError):
 
 @contextmanager
 def catch_signals() -> Iterator[Callable[[], int]]:
-    """Take SIGTERM and SIGINT as wishes: the loop asks which came, and ends after the current step."""
-    heard = 0
+    """Record SIGTERM and SIGINT instead of ending; the caller asks which one came."""
+    received = 0
 
-    def hear(number: int, _: FrameType | None) -> None:
-        nonlocal heard
-        heard = number
+    def record(number: int, _: FrameType | None) -> None:
+        nonlocal received
+        received = number
 
-    mine = threading.current_thread() is threading.main_thread()  # no other thread may listen
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT) if mine}
+    main = threading.current_thread() is threading.main_thread()  # only the main thread can set handlers
+    handlers = {number: signal.signal(number, record) for number in (signal.SIGTERM, signal.SIGINT) if main}
     try:
-        yield lambda: heard
+        yield lambda: received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -65,9 +64,9 @@ def train(
     options: RunOptions = RunOptions(),  # noqa: B008
     watch: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
-    """Train a decoder into a run folder; return the run's last status. `watch` is told of each step and validation."""
+    """Train a decoder into a run folder and return the final status. `watch` receives each step and validation."""
     if folder.exists() and not folder.is_dir():
-        raise BadInput(f"--out {folder} is a file: a folder is needed")
+        raise BadInput(f"--out must be a folder, but {folder} is a file")
     if options.track:
         _writer_class()
     recipe = dataclasses.replace(recipe, scheme=canonical(recipe.scheme))
@@ -76,25 +75,25 @@ def train(
         device, dtype = machine.start()
         tokens = prepare(recipe, world)
         with run.owned() if world.leads else nullcontext():
-            known = run.read(run.config)
+            config = run.read(run.config)
             identity = {**experiment(recipe, tokens.fingerprint), **source_of(recipe.scheme)}
-            check(run, known, identity, resume)
+            check(run, config, identity, resume)
             status = run.read(run.status)
             if status.get("state") == "diverged" or (status.get("state") == "finished" and is_whole(run.model)):
                 return status if world.leads else {}
             trainer = Trainer(recipe, tokens, device, dtype, world, options.checkpointing, options.compile)
-            check_dtype(run, known, trainer)
-            found = newest_checkpoint(run.checkpoints)
-            if found is not None:
-                trainer.restore(found[1])
-            world.wait()  # all have read what is there before one begins to write
+            check_dtype(run, config, trainer)
+            checkpoint = newest_checkpoint(run.checkpoints)
+            if checkpoint is not None:
+                trainer.restore(checkpoint[1])
+            world.wait()  # every process has read the checkpoint before one of them writes
             if world.leads:
-                for complaint in found[2] if found else []:
-                    watch({"warning": f"{complaint}; the one before is used"})
-                if found is None and checkpoints_in(run.checkpoints):
-                    watch({"warning": "no checkpoint is whole; training starts over"})
+                for problem in checkpoint[2] if checkpoint else []:
+                    watch({"warning": f"{problem}; the previous checkpoint is used"})
+                if checkpoint is None and checkpoints_in(run.checkpoints):
+                    watch({"warning": "no checkpoint is intact; training starts over"})
                 run.write(run.data, {"place": _place(recipe.corpus), **tokens.manifest})
-                run.write(run.config, _continued(known, describe(recipe, tokens, identity, trainer, options), trainer))
+                run.write(run.config, _continued(config, describe(recipe, tokens, identity, trainer, options), trainer))
                 run.rewind(trainer.step)
             return loop(trainer, run, tokens, options, watch)
     finally:
@@ -102,7 +101,7 @@ def train(
 
 
 def prepare(recipe: Recipe, world: processes.World) -> TokenizedCorpus:
-    """The tokens; the leading process makes them, the others then find them."""
+    """The tokens; the leading process tokenizes, the others then find them in the cache."""
     check_shape(recipe)
     corpus = open_corpus(recipe.corpus)
     tokenizer = Path(recipe.tokenizer) if recipe.tokenizer else None
@@ -113,30 +112,31 @@ def prepare(recipe: Recipe, world: processes.World) -> TokenizedCorpus:
         world.wait()
     world.rows(recipe.batch // recipe.accumulation)
     batch_at(tokens.split("train").ids, recipe.seed, 0, 1, recipe.length)
-    held = len(tokens.split("validation").ids)
-    if held <= recipe.length:
-        raise BadInput(f"the validation split has {held} tokens: more than length {recipe.length} are needed")
+    count = len(tokens.split("validation").ids)
+    if count <= recipe.length:
+        minimum = f"at least {recipe.length + 1} are needed for length {recipe.length}"
+        raise BadInput(f"the validation split has {count} tokens: {minimum}")
     return tokens
 
 
-def check(run: Run, known: dict[str, Any], identity: dict[str, Any], resume: bool) -> None:
+def check(run: Run, config: dict[str, Any], identity: dict[str, Any], resume: bool) -> None:
     """Refuse to mix experiments in one folder."""
-    if known and not resume:
-        raise BadInput(f"{run.folder} holds a run already: --resume continues it, another --out starts afresh")
-    if known and "experiment" not in known:
-        raise BadInput(f"{run.config} is not what a run writes: give another --out")
-    if known and known["experiment"] != identity:
-        was = known["experiment"]
-        differing = sorted(key for key in was.keys() | identity.keys() if was.get(key) != identity.get(key))
-        changes = ", ".join(f"{key} ({was.get(key)} -> {identity.get(key)})" for key in differing)
-        raise BadInput(f"{run.folder} holds another experiment; these differ: {changes}")
+    if config and not resume:
+        raise BadInput(f"{run.folder} already contains a run: continue it with --resume or give another --out")
+    if config and "experiment" not in config:
+        raise BadInput(f"{run.config} was not written by fieldlens train: give another --out")
+    if config and config["experiment"] != identity:
+        before = config["experiment"]
+        keys = sorted(key for key in before.keys() | identity.keys() if before.get(key) != identity.get(key))
+        changes = ", ".join(f"{key} ({before.get(key)} -> {identity.get(key)})" for key in keys)
+        raise BadInput(f"{run.folder} contains another experiment; these fields differ: {changes}")
 
 
-def check_dtype(run: Run, known: dict[str, Any], trainer: Trainer) -> None:
-    """Refuse to go on in another precision: that is another computation."""
-    was, now = known.get("machine", {}).get("dtype"), _name(trainer.dtype)
-    if was and was != now:
-        raise BadInput(f"{run.folder} was begun in {was} and would go on in {now}: give --dtype {was}")
+def check_dtype(run: Run, config: dict[str, Any], trainer: Trainer) -> None:
+    """Refuse to resume in another precision."""
+    before, now = config.get("machine", {}).get("dtype"), _name(trainer.dtype)
+    if before and before != now:
+        raise BadInput(f"{run.folder} was started in {before} and cannot be resumed in {now}: give --dtype {before}")
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -144,65 +144,55 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _place(corpus: str) -> str:
-    """A corpus by a name that means the same from any folder."""
+    """A corpus by a name that is valid from any folder."""
     return str(Path(corpus).resolve()) if corpus not in BUILT_IN and Path(corpus).exists() else corpus
 
 
-def _continued(known: dict[str, Any], new: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
-    """What a run says of itself; one that goes on elsewhere, or otherwise, than it did also says from which step on."""
-    if not known:
+def _continued(config: dict[str, Any], new: dict[str, Any], trainer: Trainer) -> dict[str, Any]:
+    """The record of a run; a resumed one adds new versions or another machine, and from which step on."""
+    if not config:
         return new
-    later = known.get("later", [])
-    latest = later[-1] if later else known
-    here = {key: new[key] for key in ("versions", "machine")}
-    if any(latest.get(key) != here[key] for key in here):
-        return {**known, "later": [*later, {"from_step": trainer.step, **here}]}
-    return known
+    later = config.get("later", [])
+    latest = later[-1] if later else config
+    current = {key: new[key] for key in ("versions", "machine")}
+    if any(latest.get(key) != current[key] for key in current):
+        return {**config, "later": [*later, {"from_step": trainer.step, **current}]}
+    return config
 
 
 def describe(
     recipe: Recipe, tokens: TokenizedCorpus, identity: dict[str, Any], trainer: Trainer, options: RunOptions
 ) -> dict[str, Any]:
-    """What a run folder says of itself: the experiment, and where and with what it ran."""
+    """The record of a run: recipe, identity, versions and machine."""
     return {
         "recipe": dataclasses.asdict(recipe),
         "experiment": identity,
         "address": digest(identity)[:16],
         "parameters": sum(parameter.numel() for parameter in trainer.decoder.parameters()),
         "unigram_perplexity": unigram_perplexity(tokens),
-        "versions": {
-            "fieldlens": fieldlens.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": {
-            "device": str(trainer.device),
-            "dtype": _name(trainer.dtype),
-            "threads": torch.get_num_threads(),
-            "processes": trainer.world.size,
-            "capability": torch.backends.cpu.get_cpu_capability(),
-            "compiled": options.compile,
-        },
+        **provenance(
+            trainer.device, dtype=_name(trainer.dtype), processes=trainer.world.size, compiled=options.compile
+        ),
     }
 
 
 def loop(
     trainer: Trainer, run: Run, tokens: TokenizedCorpus, options: RunOptions, watch: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """Step until the recipe is done, a signal comes, or the numbers break."""
+    """Train until the recipe is done, a signal arrives, or the loss diverges."""
     recipe, leads = trainer.recipe, trainer.world.leads
     every = options.validate_every or max(1, recipe.steps // 10)
     saved, start, begun = trainer.step, trainer.step, time.perf_counter()
-    again = {"purge_step": trainer.step + 1} if trainer.step else {}  # steps that are done twice are shown once
-    writer = _writer_class()(str(run.folder / "track"), **again) if options.track and leads else None
+    purge = {"purge_step": trainer.step + 1} if trainer.step else {}  # repeated steps replace the earlier ones
+    writer = _writer_class()(str(run.folder / "track"), **purge) if options.track and leads else None
     if leads:
         run.write_status("running", step=trainer.step)
-    with catch_signals() as heard, _ends_told(trainer, run):
+    with catch_signals() as received, _record_failure(trainer, run):
         while trainer.step < recipe.steps:
             row = trainer.advance()
             if trainer.step % every == 0 or trainer.step == recipe.steps:
                 row["validation_perplexity"] = trainer.validate() if leads else None
-            stop = trainer.world.any(heard())
+            stop = trainer.world.any(received())
             if leads:
                 run.log(row)
                 if writer is not None:
@@ -225,8 +215,8 @@ def loop(
 
 
 @contextmanager
-def _ends_told(trainer: Trainer, run: Run) -> Iterator[None]:
-    """Say in the run's status that its numbers broke, or that memory did not suffice."""
+def _record_failure(trainer: Trainer, run: Run) -> Iterator[None]:
+    """Record in the status that the run diverged or ran out of memory."""
     try:
         yield
     except Diverged as error:
@@ -241,25 +231,25 @@ def _ends_told(trainer: Trainer, run: Run) -> Iterator[None]:
         micro = trainer.recipe.batch // trainer.recipe.accumulation
         raise OutOfMemory(
             f"not enough memory for step {trainer.step + 1}, with {micro} sequences at once: give --checkpointing, "
-            "or start afresh with more --accumulation"
+            "or start a new run with more --accumulation"
         ) from error
 
 
 def finish(trainer: Trainer, run: Run, tokens: TokenizedCorpus) -> dict[str, Any]:
-    """Write the model folder, then say that the run is finished."""
+    """Write the model folder, then mark the run as finished."""
     from fieldlens.models.hf_export import folder_files
 
     about = {"address": run.read(run.config)["address"]}
     write_folder(run.model, folder_files(trainer.decoder, tokens.tokenizer), about)
     last = next((row for row in reversed(run.history()) if row["step"] == trainer.step), None)
-    if last is None:  # the metrics were lost
+    if last is None:  # the metrics are damaged
         last = {"step": trainer.step, "loss": None, "validation_perplexity": trainer.validate()}
     run.write_status("finished", **{key: last[key] for key in ("step", "loss", "validation_perplexity")})
     return run.read(run.status)
 
 
 def _writer_class() -> Any:
-    """TensorBoard's writer, which is an extra."""
+    """TensorBoard's writer (extra: track)."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

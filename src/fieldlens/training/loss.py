@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LARGEST = 700.0
-"""Nats whose perplexity is still a number."""
+"""Losses above this overflow as a perplexity."""
 
 ROWS = 512
-"""Tokens taken at once at the least: each chunk reads all of the head's weights and its gradient."""
+"""Minimum tokens per chunk: each chunk reads all of the head's weights and its gradient."""
 
 CHUNK = 2**20
-"""Logits held at once, if that is more tokens: 2^16 … 2^22 were tried."""
+"""Maximum logits per chunk, if that is more tokens than ROWS; best of 2^16 … 2^22."""
 
 
 def cross_entropy(states_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
@@ -22,25 +22,25 @@ def cross_entropy(states_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Te
 
 
 class _Chunked(torch.autograd.Function):
-    """The gradient is computed in forward, while a chunk's logits are at hand; backward only scales it."""
+    """The gradient is computed in forward, chunk by chunk; backward only scales it."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         wide = torch.promote_types(states.dtype, torch.float32)
-        wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        needs_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         total = torch.zeros((), dtype=wide, device=states.device)
-        d_states, d_weight = (torch.empty_like(states), torch.empty_like(weight)) if wanted else (None, None)
+        d_states, d_weight = (torch.empty_like(states), torch.empty_like(weight)) if needs_grad else (None, None)
         rows = max(ROWS, CHUNK // weight.shape[0])
         for start in range(0, len(states), rows):
-            some, their = states[start : start + rows], targets[start : start + rows, None]
-            logs = torch.log_softmax((some @ weight.T.to(some.dtype)).to(wide), -1)
-            total -= logs.gather(1, their).sum()
+            x, target = states[start : start + rows], targets[start : start + rows, None]
+            logs = torch.log_softmax((x @ weight.T.to(x.dtype)).to(wide), -1)
+            total -= logs.gather(1, target).sum()
             if d_states is not None and d_weight is not None:
-                shares = logs.exp_()
-                shares.scatter_add_(1, their, torch.full_like(their, -1, dtype=wide))
-                shares = shares.div_(len(states)).to(some.dtype)
-                d_states[start : start + rows] = shares @ weight.to(some.dtype)
-                d_weight.addmm_(shares.T.to(weight.dtype), some.to(weight.dtype), beta=1 if start else 0)
+                d_logits = logs.exp_()
+                d_logits.scatter_add_(1, target, torch.full_like(target, -1, dtype=wide))
+                d_logits = d_logits.div_(len(states)).to(x.dtype)
+                d_states[start : start + rows] = d_logits @ weight.to(x.dtype)
+                d_weight.addmm_(d_logits.T.to(weight.dtype), x.to(weight.dtype), beta=1 if start else 0)
         if d_states is not None and d_weight is not None:
             ctx.save_for_backward(d_states, d_weight)
         return total / len(states)
@@ -49,6 +49,6 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         d_states, d_weight = ctx.saved_tensors
-        if d_loss.device.type == "cpu" and float(d_loss) == 1.0:  # the head's gradient is large: do not copy it
+        if d_loss.device.type == "cpu" and float(d_loss) == 1.0:  # avoid a copy of the head's gradient, which is large
             return d_states, d_weight, None
         return d_states * d_loss, d_weight * d_loss, None

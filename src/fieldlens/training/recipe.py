@@ -1,7 +1,12 @@
-"""A recipe: everything that decides how a decoder is trained. Presets are named recipes; habits change no result."""
+"""A recipe: everything that decides how a decoder is trained. Presets are named recipes; run options change no result.
+
+The identity of a training is made of the fields of its recipe. A field that is added later joins the identity only
+where it differs from what earlier versions did (`ADDED`): a new field makes no result stale and forbids no resume.
+"""
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,27 +24,27 @@ class Recipe:
     scheme
         The positional scheme, as a spec such as sandwich:dims=64.
     corpus
-        A corpus by name or path.
+        Name or path of a corpus.
     seed
-        Moves initialisation and data order, nothing else.
+        Seed of the initialisation and of the data order.
     tokenizer
-        A tokenizer folder; without one a byte-level BPE is trained on the train split.
+        Folder of a tokenizer. Default: train a byte-level BPE on the train split.
     bpe
-        Vocabulary of the BPE that is trained.
+        Vocabulary size of the trained BPE.
     pad_vocabulary
         The model's vocabulary is rounded up to a multiple of this.
     max_bytes
-        Read so much of the train split, and the document in which that is reached to its end.
+        Stop reading the train split after the document that reaches this many bytes.
     layers
-        Layers of the decoder.
+        Number of layers.
     width
-        Width of the decoder.
+        Model width.
     heads
-        Attention heads.
+        Number of attention heads.
     tied
-        Share the embedding's weights with the head.
+        Share weights between the embedding and the output layer.
     init_std
-        Deviation of the weights at the start.
+        Standard deviation of the initial weights.
     length
         Training length: input tokens per sequence.
     batch
@@ -51,19 +56,19 @@ class Recipe:
     learning_rate
         Peak learning rate.
     final_learning_rate
-        Learning rate at the end of the cosine.
+        Learning rate at the end of the cosine decay.
     warmup
         Steps of linear warm-up.
     beta1
-        Adam's decay of the mean gradient.
+        Adam's first beta.
     beta2
-        Adam's decay of the squared gradient.
+        Adam's second beta.
     epsilon
         Adam's epsilon.
     weight_decay
-        Decoupled weight decay of matrices.
+        Decoupled weight decay; applies to matrices only.
     clip
-        Largest gradient norm.
+        Maximum gradient norm.
     """
 
     scheme: str = "sandwich"
@@ -93,52 +98,53 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in (field.name for field in dataclasses.fields(self) if field.type is float):
-            object.__setattr__(self, name, float(getattr(self, name)))  # 1 and 1.0 are one experiment
+            object.__setattr__(self, name, float(getattr(self, name)))  # 1 and 1.0 are the same recipe
         self._check()
 
     def _check(self) -> None:
-        for what in ("bpe", "pad_vocabulary", "layers", "width", "heads", "length", "batch", "accumulation", "steps"):
-            if getattr(self, what) < 1:
-                raise BadInput(f"{what} is {getattr(self, what)}: at least 1 is needed")
-        for what in ("learning_rate", "epsilon", "clip"):
-            if not getattr(self, what) > 0 or not math.isfinite(getattr(self, what)):
-                raise BadInput(f"{what} is {getattr(self, what)}: a finite number above 0 is needed")
-        for what in ("seed", "warmup", "weight_decay", "final_learning_rate"):
-            if not getattr(self, what) >= 0 or not math.isfinite(getattr(self, what)):
-                raise BadInput(f"{what} is {getattr(self, what)}: a finite number from 0 is needed")
+        counts = ("bpe", "pad_vocabulary", "layers", "width", "heads", "length", "batch", "accumulation", "steps")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "epsilon", "clip"):
+            if not getattr(self, name) > 0 or not math.isfinite(getattr(self, name)):
+                raise BadInput(f"{name} must be finite and greater than 0, got {getattr(self, name)}")
+        for name in ("seed", "warmup", "weight_decay", "final_learning_rate"):
+            if not getattr(self, name) >= 0 or not math.isfinite(getattr(self, name)):
+                raise BadInput(f"{name} must be finite and at least 0, got {getattr(self, name)}")
         if self.tokenizer is None and self.bpe < LEAST_BPE:
-            raise BadInput(f"bpe is {self.bpe}: at least {LEAST_BPE} is needed, every byte and the end of text")
+            raise BadInput(f"bpe must be at least {LEAST_BPE} (every byte and the end-of-text token), got {self.bpe}")
         if self.max_bytes is not None and self.max_bytes < 1:
-            raise BadInput(f"max_bytes is {self.max_bytes}: at least 1 is needed")
+            raise BadInput(f"max_bytes must be at least 1, got {self.max_bytes}")
         if self.seed >= 2**63:
-            raise BadInput(f"seed is {self.seed}: less than 2^63 is needed")
-        for what in ("beta1", "beta2"):
-            if not 0 <= getattr(self, what) < 1:
-                raise BadInput(f"{what} is {getattr(self, what)}: from 0 to less than 1 is needed")
+            raise BadInput(f"seed must be less than 2^63, got {self.seed}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 0 and less than 1, got {getattr(self, name)}")
         if self.batch % self.accumulation:
             raise BadInput(f"batch {self.batch} is not a multiple of accumulation {self.accumulation}")
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step: linear warm-up, then a cosine down to the final rate."""
+        """The learning rate of a step: linear warm-up, then a cosine decay to the final rate."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         progress = (step - self.warmup) / max(1, self.steps - self.warmup)
-        swing = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * swing
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        return self.final_learning_rate + (self.learning_rate - self.final_learning_rate) * cosine
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run does beside the experiment; of the numbers that are trained only `compile` changes some, by round-off.
+    """Options of a run that do not change the trained model, except for round-off with `compile`.
 
     Parameters
     ----------
     save_every
         Steps between checkpoints.
     validate_every
-        Steps between validations; a tenth of the run unless given.
+        Steps between validations. Default: a tenth of the steps.
     checkpointing
-        Compute activations again in backward instead of keeping them.
+        Recompute activations in the backward pass to save memory.
     compile
         Compile the decoder with torch.compile.
     track
@@ -152,10 +158,10 @@ class RunOptions:
     track: bool = False
 
     def __post_init__(self) -> None:
-        for what in ("save_every", "validate_every"):
-            value = getattr(self, what)
+        for name in ("save_every", "validate_every"):
+            value = getattr(self, name)
             if value is not None and value < 1:
-                raise BadInput(f"{what} is {value}: at least 1 is needed")
+                raise BadInput(f"{name} must be at least 1, got {value}")
 
 
 PRESETS = {
@@ -177,15 +183,33 @@ PRESETS = {
 
 
 def recipe(preset: str, **changes: Any) -> Recipe:
-    """A preset with some fields changed; None changes nothing."""
+    """A preset with some fields changed; None keeps the preset's value."""
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     return dataclasses.replace(PRESETS[preset], **{key: value for key, value in changes.items() if value is not None})
 
 
-def experiment(recipe: Recipe, data: str) -> dict[str, Any]:
-    """What must not change when a run is resumed: the recipe, with the data's fingerprint for its names."""
+ADDED: dict[str, Any] = {}
+"""Fields that were added after version 0.1, with the value that earlier versions used."""
+
+
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """The fields that name a training: all of version 0.1, and later ones that differ from what was done before."""
     fields = dataclasses.asdict(recipe)
+    return {name: value for name, value in fields.items() if name not in ADDED or value != ADDED[name]}
+
+
+def recipe_from(fields: Mapping[str, Any]) -> Recipe:
+    """A recipe from a file, which may be older than some fields. Unknown fields are refused."""
+    names = {field.name for field in dataclasses.fields(Recipe)}
+    if unknown_fields := sorted(set(fields) - names):
+        raise BadInput(f"unknown recipe field '{unknown_fields[0]}': it was written by a newer version of fieldlens")
+    return Recipe(**{**ADDED, **fields})
+
+
+def experiment(recipe: Recipe, data: str) -> dict[str, Any]:
+    """What must not change when a run is resumed: the recipe, with the fingerprint of the data instead of its names."""
+    fields = identity(recipe)
     for name in ("corpus", "tokenizer"):
         del fields[name]
     return {**fields, "data": data}

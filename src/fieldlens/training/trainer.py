@@ -1,4 +1,4 @@
-"""A trainer: a decoder, its optimiser and its place in the data, one step at a time."""
+"""The trainer: a decoder, its optimiser and its position in the data, one step at a time."""
 
 import json
 from collections.abc import Callable
@@ -21,17 +21,17 @@ from fieldlens.training.loss import LARGEST, cross_entropy
 from fieldlens.training.recipe import Recipe
 
 VALIDATION_TOKENS, VALIDATION_BATCHES = 16_384, 8
-"""How much is validated at a time, whichever is less: a third of a step at the paper's size."""
+"""Upper bounds of a validation, in tokens and in batches."""
 
 
 class Diverged(FieldlensError):
-    """The loss or its gradient is no longer a number."""
+    """The loss or its gradient became NaN or inf."""
 
     exit_code = 3
 
 
 class Objective(nn.Module):
-    """Tokens in, mean loss out: what the processes share the gradients of."""
+    """Token ids in, mean loss out: the module whose gradients are averaged over processes."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Objective(nn.Module):
 
 
 class Trainer:
-    """A decoder, its optimiser and its place in the data: everything that a checkpoint holds."""
+    """A decoder, its optimiser and its position in the data: everything that a checkpoint holds."""
 
     def __init__(
         self,
@@ -74,22 +74,22 @@ class Trainer:
         self.objective = DistributedDataParallel(objective) if world.size > 1 else objective
 
     def gradient(self) -> float:
-        """The gradient of this step's batch, over all processes, and its loss."""
+        """Compute the gradient of this step's batch over all processes; return the loss."""
         recipe = self.recipe
         ids_BT = torch.from_numpy(batch_at(self.train_ids, recipe.seed, self.step, recipe.batch, recipe.length))
         loss = 0.0
         for micro in range(recipe.accumulation):
-            some_BT = ids_BT[micro :: recipe.accumulation]
-            some_BT = some_BT[self.world.rows(len(some_BT))].to(self.device)
+            micro_BT = ids_BT[micro :: recipe.accumulation]
+            micro_BT = micro_BT[self.world.rows(len(micro_BT))].to(self.device)
             waits = self.world.size > 1 and micro + 1 < recipe.accumulation
             with self.objective.no_sync() if waits else nullcontext(), self.precision():  # type: ignore[operator]
-                part = self.objective(some_BT) / recipe.accumulation
+                part = self.objective(micro_BT) / recipe.accumulation
                 part.backward()
             loss += float(part.detach())
         return self.world.mean(loss)
 
     def advance(self) -> dict[str, Any]:
-        """One optimiser step. Nothing is updated if the gradient is not finite."""
+        """One optimiser step. Raises Diverged, without an update, if the gradient is not finite."""
         loss = self.gradient()
         norm = float(nn.utils.clip_grad_norm_(self.decoder.parameters(), self.recipe.clip))
         rate = self.recipe.rate(self.step)
@@ -105,17 +105,17 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Perplexity of pieces spread evenly over the validation split, always the same, at the training length."""
+        """Perplexity of segments spread evenly over the validation split, always the same, at the training length."""
         length = self.recipe.length
-        wanted = min(VALIDATION_BATCHES * self.recipe.batch, max(1, VALIDATION_TOKENS // length))
-        pieces = min((len(self.validation_ids) - 1) // length, wanted)
-        starts = np.linspace(0, len(self.validation_ids) - 1 - length, pieces).astype(int)
+        limit = min(VALIDATION_BATCHES * self.recipe.batch, max(1, VALIDATION_TOKENS // length))
+        count = min((len(self.validation_ids) - 1) // length, limit)
+        starts = np.linspace(0, len(self.validation_ids) - 1 - length, count).astype(int)
         rows = np.stack([self.validation_ids[start : start + length + 1] for start in starts])
         losses = []
         self.decoder.eval()
-        for some in torch.from_numpy(rows.astype(np.int64)).split(self.recipe.batch):
+        for batch_BT in torch.from_numpy(rows.astype(np.int64)).split(self.recipe.batch):
             with self.precision():
-                losses += [float(Objective(self.decoder)(some.to(self.device)))] * len(some)
+                losses += [float(Objective(self.decoder)(batch_BT.to(self.device)))] * len(batch_BT)
         self.decoder.train()
         mean = float(np.mean(losses))
         if not mean < LARGEST:
@@ -123,7 +123,7 @@ class Trainer:
         return float(np.exp(mean))
 
     def check_weights(self) -> None:
-        """Refuse weights that are no numbers: an update can break them although its gradient was finite."""
+        """Raise Diverged if a weight is not finite: an update can overflow although its gradient was finite."""
         for name, parameter in self.decoder.named_parameters():
             if not bool(parameter.isfinite().all()):
                 raise Diverged(f"step {self.step}: {name} is not finite: diverged, not saved")
@@ -145,7 +145,7 @@ class Trainer:
         }
 
     def restore(self, files: dict[str, bytes]) -> None:
-        """Go on from the files of a checkpoint."""
+        """Restore the files of a checkpoint."""
         weights, moments = load(files["weights.safetensors"]), load(files["optimiser.safetensors"])
         progress = json.loads(files["state.json"])
         with torch.no_grad():
@@ -155,16 +155,16 @@ class Trainer:
         ordered = [names[id(parameter)] for group in self.optimiser.param_groups for parameter in group["params"]]
         states: dict[int, dict[str, Tensor]] = {}
         for key, value in moments.items():
-            name, _, what = key.rpartition("/")
-            states.setdefault(ordered.index(name), {})[what] = value
-        # the optimiser knows best on which device, and in which type, it wants each of them
+            name, _, moment = key.rpartition("/")
+            states.setdefault(ordered.index(name), {})[moment] = value
+        # load_state_dict moves each tensor to the device and dtype that the optimiser needs
         self.optimiser.load_state_dict({"state": states, "param_groups": self.optimiser.state_dict()["param_groups"]})
         torch.set_rng_state(torch.from_numpy(np.frombuffer(bytes.fromhex(progress["random"]), np.uint8).copy()))
         self.step = progress["step"]
 
 
 def shape(recipe: Recipe, vocab_size: int) -> Config:
-    """The decoder that a recipe asks for."""
+    """The configuration of the decoder that a recipe describes."""
     padded = -(-vocab_size // recipe.pad_vocabulary) * recipe.pad_vocabulary
     return Config(
         scheme=recipe.scheme, layers=recipe.layers, width=recipe.width, heads=recipe.heads, vocab_size=padded,
@@ -173,6 +173,6 @@ def shape(recipe: Recipe, vocab_size: int) -> Config:
 
 
 def check_shape(recipe: Recipe) -> None:
-    """Refuse what no decoder can be made of, before any text is read."""
+    """Refuse an impossible decoder or scheme, before any text is read."""
     config = shape(recipe, recipe.bpe)
     check_scheme(config.scheme, config.heads, config.width // config.heads)

@@ -1,1 +1,1 @@
-"""Adapters: every causal language model with one interface. Reading order: base, decoder, hf, function, adapt."""
+"""Adapters: one interface for every causal language model. Reading order: base, decoder, hf, function, adapt."""

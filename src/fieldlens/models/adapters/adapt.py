@@ -1,7 +1,7 @@
-"""Any causal language model as evaluation and the lens see it: token ids in, next-token logits out.
+"""Choose the adapter of a model: token ids in, next-token logits out.
 
-Our decoders compute only what the last positions need. Models of transformers are asked through their public interface
-alone; what they cannot do is found out by trying, never by their name.
+Decoders of this library compute only what the last positions depend on. Transformers models are used through their
+public interface only; capabilities are probed, not inferred from names.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from fieldlens.models.decoder import Decoder
 
 
 def adapt(model: Any, name: str = "") -> ModelAdapter:
-    """A model as a subject: a Decoder, a model of transformers, or a function from ids to logits."""
+    """The adapter of a model: a Decoder, a transformers model, or a function from token ids to logits."""
     if isinstance(model, ModelAdapter):
         return model
     if isinstance(model, Decoder):
@@ -26,4 +26,6 @@ def adapt(model: Any, name: str = "") -> ModelAdapter:
         return HFAdapter(model, name)
     if callable(model):
         return FunctionAdapter(model, name)
-    raise BadInput(f"{type(model).__name__} is no model: give a Decoder, a transformers model or a function of ids")
+    raise BadInput(
+        f"{type(model).__name__} is not a model: pass a Decoder, a transformers model or a function from ids to logits"
+    )

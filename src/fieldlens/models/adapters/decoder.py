@@ -1,4 +1,4 @@
-"""The adapter of our own decoder, which computes only what the last positions need."""
+"""The adapter of `Decoder`, which computes only what the last positions depend on."""
 
 from collections.abc import Iterator
 
@@ -10,13 +10,13 @@ from fieldlens.models.decoder import Decoder
 from fieldlens.schemes.window import min_window
 
 ROWS = 256
-"""Positions of which logits are held at once where we control the head."""
+"""Maximum number of positions whose logits are computed at once."""
 
 
 class DecoderAdapter(ModelAdapter):
     """A decoder of this library."""
 
-    ours = True
+    is_decoder = True
 
     def __init__(self, decoder: Decoder, name: str = "") -> None:
         config = decoder.config
@@ -34,7 +34,7 @@ class DecoderAdapter(ModelAdapter):
         return 2 * config.layers * config.width * self.dtype.itemsize * kept
 
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
-        # a relative scheme gives the same numbers wherever the text begins: begin at 0, to the same bits
+        # a relative scheme is invariant to the first position: start at 0, for bitwise equal results
         first = 0 if self.decoder.scheme.relative else first
         positions = torch.arange(first, first + ids_BT.shape[1], device=self.device)
         embeddings_BTD = self.decoder.embed(ids_BT)

@@ -1,4 +1,4 @@
-"""The adapter of any function from token ids to logits."""
+"""The adapter of a function from token ids to logits."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,7 @@ from fieldlens.models.adapters.base import ModelAdapter
 
 
 class FunctionAdapter(ModelAdapter):
-    """Any function of token ids (B, T) that returns logits (B, T, V)."""
+    """A function from token ids (B, T) to logits (B, T, V)."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], name: str = "") -> None:
         self.function, self.name = function, name or getattr(function, "__name__", type(function).__name__)
@@ -21,7 +21,7 @@ class FunctionAdapter(ModelAdapter):
             logits = function(torch.zeros(1, 1, dtype=torch.long))
         if not isinstance(logits, Tensor) or logits.ndim != 3:
             raise BadInput(
-                "a model is a Decoder, a transformers model, or a function from ids (B, T) to logits (B, T, V)"
+                "a model must be a Decoder, a transformers model or a function from ids (B, T) to logits (B, T, V)"
             )
         self.vocab_size, self.dtype = logits.shape[-1], logits.dtype
 
@@ -30,4 +30,4 @@ class FunctionAdapter(ModelAdapter):
 
     def check_window(self, window: int | None) -> None:
         if window is not None:
-            raise BadInput(f"{self.name} cannot be given a window")
+            raise BadInput(f"{self.name} does not support a window")

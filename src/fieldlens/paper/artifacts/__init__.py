@@ -1,1 +1,1 @@
-"""One file = one table or figure of the paper, or a pair that differs in its corpus."""
+"""Tables and figures of the paper: one module each, or one for a pair that differs only in the corpus."""

@@ -22,27 +22,27 @@ MODELS = (*SHIFTS, *SAME, *WINDOWS)
 
 
 class ThreeExperiments(Artifact):
-    """Lengths down, variants across."""
+    """A table with lengths as rows and variants as columns."""
 
     kind = "table"
     corpus: ClassVar[str]
     control: ClassVar[bool] = False
-    """Whether the paper's own distances are shown too."""
+    """Whether to add a control with the paper's own distances."""
 
     def jobs(self, results: PaperResults) -> list[Job]:
-        found = results.jobs(MODELS, [self.corpus])
+        jobs = results.jobs(MODELS, [self.corpus])
         if not self.control or results.factor == 1:
-            return found
-        names = {job.name for job in found}
-        return found + [job for job in results.jobs(MODELS, [self.corpus], control=True) if job.name not in names]
+            return jobs
+        names = {job.name for job in jobs}
+        return jobs + [job for job in results.jobs(MODELS, [self.corpus], control=True) if job.name not in names]
 
     def draw(self, results: PaperResults) -> Drawn:
         sheets, records = [], []
         for control in (False, True) if self.control and results.factor != 1 else (False,):
             for title, models in EXPERIMENTS.items():
-                sheet, found = self._sheet(results, title, models, control)
+                sheet, sheet_records = self._sheet(results, title, models, control)
                 sheets.append(sheet)
-                records += found
+                records += sheet_records
         return Drawn(sheets, records=records)
 
     def _sheet(
@@ -52,17 +52,17 @@ class ThreeExperiments(Artifact):
         for length in LENGTHS:
             row = [row_heading(results, length)]
             for model in models:
-                there = printed[self.corpus, model, length]
+                paper = printed[self.corpus, model, length]
                 ours = score(results, model, self.corpus, length, control=control)
-                row.append(both(there, ours))
-                records.append(record(results, self.corpus, model, length, there, ours, control))
+                row.append(both(paper, ours))
+                records.append(record(results, self.corpus, model, length, paper, ours, control))
             rows.append(row)
         columns = [heading(spec_of(model), results.spec(model, control)) for model in models]
-        named = results.corpus_label(self.corpus)
-        what = "the paper's own distances, a control" if control else "paper · ours"
-        bare = control and models is WINDOWS
-        notes = ["A window of the training length or more: trained without a window."] if bare else []
-        return Table(["L_ex / L_tr", *columns], rows, f"{named}: {title} ({what})", notes), records
+        label = results.corpus_label(self.corpus)
+        content = "the paper's own distances, a control" if control else "paper · ours"
+        unwindowed = control and models is WINDOWS
+        notes = ["A window of the training length or more: trained without a window."] if unwindowed else []
+        return Table(["L_ex / L_tr", *columns], rows, f"{label}: {title} ({content})", notes), records
 
 
 class ArXiv(ThreeExperiments):

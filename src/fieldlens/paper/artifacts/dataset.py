@@ -1,8 +1,8 @@
-"""The datasets: the paper's, and what stands for them here."""
+"""The datasets: the paper's, and the ones that replace them here."""
 
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.printed import CORPORA, facts
-from fieldlens.paper.results import ALL, PaperResults
+from fieldlens.paper.results import ALL_CORPORA, PaperResults
 from fieldlens.reporting.table import Table
 
 SIZES = {
@@ -19,7 +19,7 @@ SIZES = {
         ((759, 20_081_461), (62, 1_652_853), (88, 3_250_240)),
     ),
 }
-"""What a text is, and documents and bytes of its splits, by its fingerprint; `fieldlens corpus` counts them."""
+"""Description, and documents and bytes of each split, by fingerprint; counted with `fieldlens corpus`."""
 
 
 class Dataset(Artifact):
@@ -28,12 +28,12 @@ class Dataset(Artifact):
 
     def draw(self, results: PaperResults) -> Drawn:
         printed, rows, records = facts(f"tab:{self.name}"), [], []
-        for corpus in ALL:
-            named = CORPORA[corpus]
+        for corpus in ALL_CORPORA:
+            name = CORPORA[corpus]
             ours = results.corpus(corpus)
-            what, splits = SIZES.get(results.study.pins.get(ours, ""), ("–", ()))
+            description, splits = SIZES.get(results.study.pins.get(ours, ""), ("–", ()))
             sizes = [f"{size / 1e6:.1f} MB, {count} documents" for count, size in splits] or ["–"] * 3
-            row = [named, printed["Raw Size", named], printed["Type", named], ours, what, *sizes]
+            row = [name, printed["Raw Size", name], printed["Type", name], ours, description, *sizes]
             rows.append(row)
             records.append(dict(zip(_COLUMNS, row, strict=True)))
         return Drawn([Table(_COLUMNS, rows)], records=records)

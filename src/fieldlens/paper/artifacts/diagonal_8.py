@@ -12,12 +12,12 @@ from fieldlens.schemes.smoothed import PRINTED, RECENT_POINTS, log_fit
 
 
 def fits() -> dict[int, tuple[float, float]]:
-    """Least squares of the row on [log(1 + Δ), 1], by how many of the nearest points are fitted."""
-    found = {}
+    """Least-squares fit of the row on [log(1 + Δ), 1], by the number of nearest points fitted."""
+    by_points = {}
     for points in (LENGTH, RECENT_POINTS):
         distances_N = torch.arange(points)
-        found[points] = log_fit(distances_N, wave(distances_N, dims=128, first=0) / 8)
-    return found
+        by_points[points] = log_fit(distances_N, wave(distances_N, dims=128, first=0) / 8)
+    return by_points
 
 
 class Diagonal(Artifact):

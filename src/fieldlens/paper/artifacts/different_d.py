@@ -1,4 +1,4 @@
-"""The dimensions d̄ of Sandwich: what they do to the bias, and to trained models."""
+"""The effect of Sandwich's dimensions d̄ on the bias and on trained models."""
 
 from fieldlens.evaluation.compare import compare
 from fieldlens.paper.artifact import Artifact, Drawn
@@ -7,7 +7,7 @@ from fieldlens.paper.cells import record, row_heading, score
 from fieldlens.paper.diagrams import on_corpus
 from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import LENGTHS
-from fieldlens.reporting.plots import one_head, perplexity_lines
+from fieldlens.reporting.plots import figure_of, one_head, perplexity_lines
 from fieldlens.reporting.table import Table
 from fieldlens.schemes.spec import parse
 from fieldlens.study.plan import Job
@@ -26,19 +26,19 @@ class DifferentD(Artifact):
     def draw(self, results: PaperResults) -> Drawn:
         rows, records = [], []
         for length in LENGTHS:
-            found = [score(results, model, CORPUS, length) for model in MODELS]
-            rows.append([row_heading(results, length), *map(str, found)])
+            scores = [score(results, model, CORPUS, length) for model in MODELS]
+            rows.append([row_heading(results, length), *map(str, scores)])
             records += [
-                record(results, CORPUS, model, length, None, one) for model, one in zip(MODELS, found, strict=True)
+                record(results, CORPUS, model, length, None, ours) for model, ours in zip(MODELS, scores, strict=True)
             ]
         columns = ["L_ex / L_tr", *map(_dims, MODELS)]
         title = f"{results.corpus_label(CORPUS)}: perplexity of trained models (ours; the paper prints none)"
-        evaluated = [one for model in MODELS for one in results.evaluations(model, CORPUS).values()]
+        evaluations = [evaluation for model in MODELS for evaluation in results.evaluations(model, CORPUS).values()]
         figures = {"": one_head(biases(*MODELS), HEADS, True, names=[_dims(model) for model in MODELS])}
-        if any(one.losses for one in evaluated):
-            lines = compare(evaluated).lines()
+        if any(evaluation.losses for evaluation in evaluations):
+            lines = compare(evaluations).lines()
             trained = perplexity_lines([line._replace(label=_dims(line.label)) for line in lines])
-            figures["-trained"] = on_corpus(trained, results.corpus_label(CORPUS))
+            figures["-trained"] = on_corpus(figure_of(trained), results.corpus_label(CORPUS))
         return Drawn([Table(columns, rows, title)], figures, records)
 
 

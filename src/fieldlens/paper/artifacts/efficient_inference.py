@@ -1,11 +1,11 @@
-"""Efficient inference: a sliding cache of four training lengths, beside none on the same targets."""
+"""Efficient inference: a sliding cache of four training lengths, and no cache window on the same targets."""
 
 from typing import Any
 
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.cells import both, record, row_heading, score
 from fieldlens.paper.printed import cells
-from fieldlens.paper.results import ALL, PaperResults
+from fieldlens.paper.results import ALL_CORPORA, PaperResults
 from fieldlens.reporting.table import Table
 from fieldlens.study.plan import Job
 
@@ -15,7 +15,7 @@ MODELS = ("sandwich", "alibi")
 
 
 def cached(results: PaperResults, window: bool) -> dict[str, Any]:
-    """Which evaluation is meant: the one with a cache window, or its twin without."""
+    """Criteria that select the evaluation with the cache window, or the matching one without."""
     return {"lengths": [results.length(n) for n in LENGTHS], "window": results.length(CACHE) if window else None}
 
 
@@ -24,27 +24,27 @@ class EfficientInference(Artifact):
     title = "Efficient inference: a sliding cache of 4 training lengths"
 
     def jobs(self, results: PaperResults) -> list[Job]:
-        return results.jobs(MODELS, ALL)
+        return results.jobs(MODELS, ALL_CORPORA)
 
     def draw(self, results: PaperResults) -> Drawn:
         printed, records, sheets = cells(f"tab:{self.name}"), [], []
-        pairs = [(corpus, model) for corpus in ALL for model in MODELS]
+        pairs = [(corpus, model) for corpus in ALL_CORPORA for model in MODELS]
         columns = ["L_ex / L_tr", *(f"{results.corpus_label(corpus)}: {model}" for corpus, model in pairs)]
         for window in (True, False):
             rows = []
             for length in LENGTHS:
                 row = [row_heading(results, length)]
                 for corpus, model in pairs:
-                    there = printed[corpus, model, length] if window else None
+                    paper = printed[corpus, model, length] if window else None
                     ours = score(results, model, corpus, length, **cached(results, window))
-                    row.append(both(there, ours) if window else str(ours))
-                    known = record(results, corpus, model, length, there, ours)
-                    records.append({**known, "cache": results.length(CACHE) if window else None})
+                    row.append(both(paper, ours) if window else str(ours))
+                    cell = record(results, corpus, model, length, paper, ours)
+                    records.append({**cell, "cache": results.length(CACHE) if window else None})
                 rows.append(row)
-            what = (
+            setting = (
                 f"a cache of {CACHE} | {results.length(CACHE)} keys (paper · ours)"
                 if window
                 else "no cache window (ours)"
             )
-            sheets.append(Table(columns, rows, f"perplexity with {what}"))
+            sheets.append(Table(columns, rows, f"perplexity with {setting}"))
         return Drawn(sheets, records=records)

@@ -1,4 +1,4 @@
-"""The evaluation protocol: the same five targets, with different numbers of tokens before them."""
+"""The evaluation protocol: the same five targets, with different numbers of input tokens."""
 
 from fieldlens.evaluation.protocols import Anchor, protocol
 from fieldlens.paper.artifact import Artifact, Drawn
@@ -14,7 +14,7 @@ class EvaluationProtocol(Artifact):
     title = "The evaluation protocol: the same targets at every length"
 
     def draw(self, results: PaperResults) -> Drawn:
-        # paper: a length counts the target too; here: it counts input tokens, because L_ex = L_tr is what was trained.
+        # In the paper a length includes the target; here it counts input tokens, so that L_ex = L_tr matches training.
         rule = protocol("last-token")
         before, _ = rule.room(max(LENGTHS))
         anchors = [Anchor(0, before + number) for number in range(TARGETS)]

@@ -1,15 +1,15 @@
-"""Failed cases trained on longer sequences that cover their receptive field: what it repairs, and what it costs."""
+"""Failed cases trained on longer sequences that cover their receptive field: perplexity and cost."""
 
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.cells import both, record, row_heading, score
 from fieldlens.paper.printed import cells
-from fieldlens.paper.results import MOST, PaperResults
+from fieldlens.paper.results import TWO_CORPORA, PaperResults
 from fieldlens.paper.scale import TRAINED
 from fieldlens.reporting.table import Table
 from fieldlens.study.plan import Job
 
-FIXED = {"shift:6": 2048, "window:160": 1024}
-"""What failed, and the longer training length of each."""
+LONGER_TRAINING = {"shift:6": 2048, "window:160": 1024}
+"""Models that fail to extrapolate, and the longer training length of each."""
 LENGTHS = (2048, 4096, 8192)
 
 
@@ -18,36 +18,43 @@ class ExtendedTrainingLength(Artifact):
     title = "Failed cases fixed by a longer training length, and what that costs"
 
     def jobs(self, results: PaperResults) -> list[Job]:
-        longer = [job for model, trained in FIXED.items() for job in results.jobs([model], MOST, trained)]
-        return longer + results.jobs(list(FIXED), MOST)
+        longer = [
+            job for model, trained in LONGER_TRAINING.items() for job in results.jobs([model], TWO_CORPORA, trained)
+        ]
+        return longer + results.jobs(list(LONGER_TRAINING), TWO_CORPORA)
 
     def draw(self, results: PaperResults) -> Drawn:
         printed, records, rows = cells(f"tab:{self.name}"), [], []
-        pairs = [(model, corpus) for model in FIXED for corpus in MOST]
+        pairs = [(model, corpus) for model in LONGER_TRAINING for corpus in TWO_CORPORA]
         for length in LENGTHS:
             row = [row_heading(results, length)]
             for model, corpus in pairs:
-                there, ours = printed[corpus, model, length], score(results, model, corpus, length, FIXED[model])
-                row.append(both(there, ours))
-                known = record(results, corpus, model, length, there, ours)
-                records.append({**known, "trained": results.length(FIXED[model])})
+                paper, ours = (
+                    printed[corpus, model, length],
+                    score(results, model, corpus, length, LONGER_TRAINING[model]),
+                )
+                row.append(both(paper, ours))
+                cell = record(results, corpus, model, length, paper, ours)
+                records.append({**cell, "trained": results.length(LONGER_TRAINING[model])})
             rows.append(row)
         columns = [f"{results.label(model)}, {results.corpus_label(corpus)}" for model, corpus in pairs]
         main = Table(["L_ex / the others' L_tr", *columns], rows, "trained on longer sequences (paper · ours)")
         cost = [self._cost(results, model, corpus) for model, corpus in pairs]
-        words = ["model", "L_tr", "perplexity at the longest", "longest / own L_tr", "99% within", "training time"]
-        return Drawn([main, Table(words, cost, "what it repairs, and what it costs (ours)", (_COST,))], records=records)
+        headings = ["model", "L_tr", "perplexity at the longest", "longest / own L_tr", "99% within", "training time"]
+        return Drawn(
+            [main, Table(headings, cost, "what it repairs, and what it costs (ours)", (_COST,))], records=records
+        )
 
     def _cost(self, results: PaperResults, model: str, corpus: str) -> list[str]:
-        long = FIXED[model]
+        long = LONGER_TRAINING[model]
         seconds = [results.seconds(model, corpus, trained) for trained in (TRAINED, long)]
         shared = sorted(seconds[0].keys() & seconds[1].keys())
         ratios = [seconds[1][seed] / seconds[0][seed] for seed in shared]
         return [
             f"{results.label(model)}, {results.corpus_label(corpus)}",
             *(
-                " → ".join(told(results, model, corpus, trained) for trained in (TRAINED, long))
-                for told in (_trained, _longest, _growth, _within)
+                " → ".join(cell(results, model, corpus, trained) for trained in (TRAINED, long))
+                for cell in (_trained, _longest, _growth, _within)
             ),
             "× " + ", ".join(f"{ratio:.2f}" for ratio in ratios) if ratios else "–",
         ]

@@ -6,12 +6,13 @@ from fieldlens.reporting.plots import bias_by_distance, matrices
 from fieldlens.schemes.spec import scheme
 
 HEADS, LENGTH = 12, 8192
-"""The last of 12 heads has h = 8."""
+"""With 12 heads, the last has h = 8."""
 
 
 def biases(*specs: str) -> list[tuple]:
     """Schemes with their biases by distance."""
-    return [(one, bias_by_distance(one, LENGTH)) for one in (scheme(spec, HEADS, 64) for spec in specs)]
+    schemes = [scheme(spec, HEADS, 64) for spec in specs]
+    return [(instance, bias_by_distance(instance, LENGTH)) for instance in schemes]
 
 
 class HeatMap(Artifact):

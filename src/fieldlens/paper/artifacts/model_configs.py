@@ -1,4 +1,4 @@
-"""The configuration: the paper's model, ours beside it."""
+"""The configuration of the paper's model and of ours."""
 
 from fieldlens.models.decoder import Config
 from fieldlens.paper.artifact import Artifact, Drawn
@@ -27,19 +27,19 @@ class ModelConfigs(Artifact):
 
 
 def parameters(config: Config) -> int:
-    """Of a decoder, without those of its scheme: 2VD + R(12D² + 13D) + 2D, or VD if embedding and head are tied.
+    """Number of parameters of a decoder without its scheme's: 2VD + R(12D² + 13D) + 2D, VD if embeddings are tied.
 
-    Counted, not built: the paper's model takes seconds and 650 MB.
+    Computed without building the model, which takes seconds and 650 MB at the paper's size.
     """
-    width, heads = config.width, 1 if config.tied else 2
-    return heads * config.vocab_size * width + config.layers * (12 * width**2 + 13 * width) + 2 * width
+    width, embeddings = config.width, 1 if config.tied else 2
+    return embeddings * config.vocab_size * width + config.layers * (12 * width**2 + 13 * width) + 2 * width
 
 
 def _ours(recipe: Recipe) -> dict[str, str]:
     config = shape(recipe, recipe.bpe)
     count = parameters(config)
-    own = scheme(config.scheme, config.heads, config.width // config.heads)
-    learned = sum(parameter.numel() for parameter in own.parameters())
+    position_scheme = scheme(config.scheme, config.heads, config.width // config.heads)
+    learned = sum(parameter.numel() for parameter in position_scheme.parameters())
     large = count >= 100_000_000
     return {
         "# Layers": str(recipe.layers),

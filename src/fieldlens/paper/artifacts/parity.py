@@ -1,6 +1,6 @@
-"""Parity, of the Limitations: a task on which every token matters as much."""
+"""Parity, from the paper's Limitations section: a task in which every token matters equally."""
 
-import statistics as plain
+import statistics
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -12,7 +12,7 @@ from fieldlens.paper.results import PaperResults
 from fieldlens.reporting.plots import new_figure, tints
 from fieldlens.reporting.table import Table
 
-SHOWN = (20, 40, 100, 200)
+TABLE_BITS = (20, 40, 100, 200)
 
 
 def folder_of(results: PaperResults) -> Path:
@@ -20,14 +20,18 @@ def folder_of(results: PaperResults) -> Path:
 
 
 def found(results: PaperResults) -> dict[str, dict[int, dict[int, float]]]:
-    """The accuracies by bits of each scheme's models that are there, by seed."""
-    each = {scheme: {seed: Trial(scheme, seed).accuracy(folder_of(results)) for seed in SEEDS} for scheme in SCHEMES}
-    return {scheme: {seed: one for seed, one in some.items() if one} for scheme, some in each.items()}
+    """Accuracy by scheme, seed and number of bits, of the trials that are done."""
+    folder = folder_of(results)
+    accuracies = {scheme: {seed: Trial(scheme, seed).accuracy(folder) for seed in SEEDS} for scheme in SCHEMES}
+    return {
+        scheme: {seed: accuracy for seed, accuracy in by_seed.items() if accuracy}
+        for scheme, by_seed in accuracies.items()
+    }
 
 
-def inside(one: dict[int, float]) -> float:
-    """Accuracy in distribution: the mean over all lengths of training."""
-    return plain.fmean(one[bits] for bits in range(1, Task().longest + 1))
+def inside(accuracy: dict[int, float]) -> float:
+    """In-distribution accuracy: the mean over all training lengths."""
+    return statistics.fmean(accuracy[bits] for bits in range(1, Task().longest + 1))
 
 
 class Parity(Artifact):
@@ -50,16 +54,16 @@ class Parity(Artifact):
 
     def draw(self, results: PaperResults) -> Drawn:
         rows, records = [], []
-        for scheme, some in found(results).items():
-            models = list(some.values())
-            cells = [list(map(inside, models)), *([one[bits] for one in models] for bits in SHOWN)]
-            rows.append([scheme, *map(_cell, cells), str(len(some))])
+        for scheme, by_seed in found(results).items():
+            models = list(by_seed.values())
+            cells = [list(map(inside, models)), *([accuracy[bits] for accuracy in models] for bits in TABLE_BITS)]
+            rows.append([scheme, *map(_cell, cells), str(len(models))])
             records += [
                 {"scheme": scheme, "seed": seed, "bits": bits, "accuracy": share}
-                for seed, one in some.items()
-                for bits, share in one.items()
+                for seed, accuracy in by_seed.items()
+                for bits, share in accuracy.items()
             ]
-        columns = ["scheme", "1 to 20 bits", *(f"{bits} bits" for bits in SHOWN), "seeds"]
+        columns = ["scheme", "1 to 20 bits", *(f"{bits} bits" for bits in TABLE_BITS), "seeds"]
         note = f"Chance is {CHANCE:.0%}. Training strings begin with one bit and grow as the longest are mastered."
         return Drawn(
             [Table(columns, rows, "part of the strings answered rightly", (note,))], {"": _figure(results)}, records
@@ -69,15 +73,15 @@ class Parity(Artifact):
 def _cell(values: list[float]) -> str:
     if not values:
         return "–"
-    return f"{plain.fmean(values):.1%}" + (f" ± {plain.stdev(values):.1%}" if len(values) > 1 else "")
+    return f"{statistics.fmean(values):.1%}" + (f" ± {statistics.stdev(values):.1%}" if len(values) > 1 else "")
 
 
 def _figure(results: PaperResults) -> Figure:
     figure, (panel,) = new_figure(1)
-    each = {scheme: list(some.values()) for scheme, some in found(results).items() if some}
-    for (scheme, some), (tint, marker) in zip(each.items(), tints(list(each)), strict=True):
-        bits = sorted(some[0])
-        means = [plain.fmean(one[n] for one in some) for n in bits]
+    by_scheme = {scheme: list(by_seed.values()) for scheme, by_seed in found(results).items() if by_seed}
+    for (scheme, models), (tint, marker) in zip(by_scheme.items(), tints(list(by_scheme)), strict=True):
+        bits = sorted(models[0])
+        means = [statistics.fmean(accuracy[n] for accuracy in models) for n in bits]
         panel.plot(bits, means, color=tint, marker=marker, markersize=3, linewidth=1, label=scheme.split(":")[0])
     panel.axhline(CHANCE, color="#777777", linewidth=0.6, linestyle="--")
     longest = Task().longest

@@ -1,4 +1,4 @@
-"""Rotary: its cumulative gradient leaves the training length."""
+"""Cumulative gradient of Rotary, which exceeds the training length."""
 
 from collections.abc import Sequence
 
@@ -13,5 +13,5 @@ class Rotary(CumulativeGradients):
     name, corpus, models = "rotary_512", "arxiv", ("rotary",)
     title = "Cumulative gradient of Rotary on ArXiv"
 
-    def picture(self, found: Sequence[Curve]) -> Figure:
-        return position_curves(found)
+    def picture(self, curves: Sequence[Curve]) -> Figure:
+        return position_curves(curves)

@@ -1,4 +1,4 @@
-"""Receptive fields of Sandwich, Smoothed, KERPLE and T5, and how far apart they lie."""
+"""Receptive fields of Sandwich, Smoothed, KERPLE and T5, and the distances between their curves."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from fieldlens.reporting.table import Table
 
 ALIKE = ("sandwich", "smoothed", "kerple", "t5")
 OTHERS = ("alibi", "window:80")
-"""For contrast: what the paper says they differ from."""
+"""For contrast: models from which they differ according to the paper."""
 
 
 class SandwichKerpleT5(CumulativeGradients):
@@ -18,26 +18,26 @@ class SandwichKerpleT5(CumulativeGradients):
     title = "Cumulative gradient of Sandwich, Smoothed, KERPLE and T5 on ArXiv"
 
     def draw(self, results: PaperResults) -> Drawn:
-        drawn, apart = super().draw(results), _distances(results)
+        drawn, distances = super().draw(results), _distances(results)
         records = [
-            record | {f"distance_to_{other}": gap for other, gap in apart[record["model"]].items()}
+            record | {f"distance_to_{other}": gap for other, gap in distances[record["model"]].items()}
             for record in drawn.records
         ]
-        return dataclasses.replace(drawn, sheets=[*drawn.sheets, _sheet(results, apart)], records=records)
+        return dataclasses.replace(drawn, sheets=[*drawn.sheets, _sheet(results, distances)], records=records)
 
 
 def _distances(results: PaperResults) -> dict[str, dict[str, float | None]]:
     fields = {model: results.field(model, "arxiv") for model in (*ALIKE, *OTHERS)}
     return {
-        a: {b: distance(one, other) if one and other else None for b, other in fields.items()}
-        for a, one in fields.items()
+        a: {b: distance(first, second) if first and second else None for b, second in fields.items()}
+        for a, first in fields.items()
     }
 
 
-def _sheet(results: PaperResults, apart: dict[str, dict[str, float | None]]) -> Table:
+def _sheet(results: PaperResults, distances: dict[str, dict[str, float | None]]) -> Table:
     rows = [
         [results.label(model), *("–" if gap is None else f"{gap:.3f}" for gap in gaps.values())]
-        for model, gaps in apart.items()
+        for model, gaps in distances.items()
     ]
     note = "The largest gap between two cumulative curves, from 0 (one curve) to 1."
-    return Table(["distance", *map(results.label, apart)], rows, "how far apart the curves lie", (note,))
+    return Table(["distance", *map(results.label, distances)], rows, "how far apart the curves lie", (note,))

@@ -11,12 +11,12 @@ from fieldlens.paper.diagrams import on_corpus
 from fieldlens.paper.fields import curves, reading
 from fieldlens.paper.printed import CORPORA
 from fieldlens.paper.results import PaperResults
-from fieldlens.reporting.plots import Curve, field_curves
+from fieldlens.reporting.plots import Curve, field_curves, figure_of
 from fieldlens.study.plan import Job
 
 
 class CumulativeGradients(Artifact):
-    """One line per model of one experiment; ERF and training length marked."""
+    """A figure with one curve per model of an experiment; ERF and training length are marked."""
 
     kind = "figure"
     corpus: ClassVar[str]
@@ -25,13 +25,13 @@ class CumulativeGradients(Artifact):
     def jobs(self, results: PaperResults) -> list[Job]:
         return results.jobs(self.models, [self.corpus])
 
-    def picture(self, found: Sequence[Curve]) -> Figure:
-        return field_curves(found)
+    def picture(self, curves: Sequence[Curve]) -> Figure:
+        return figure_of(field_curves(curves))
 
     def draw(self, results: PaperResults) -> Drawn:
         sheet, records = reading(results, self.models, self.corpus)
-        found = curves(results, self.models, self.corpus)
-        figures = {"": on_corpus(self.picture(found), results.corpus_label(self.corpus))} if found else {}
+        measured = curves(results, self.models, self.corpus)
+        figures = {"": on_corpus(self.picture(measured), results.corpus_label(self.corpus))} if measured else {}
         return Drawn([sheet], figures, records)
 
 

@@ -1,4 +1,4 @@
-"""Sinusoidal at two training lengths: the gradient jumps where training ended."""
+"""Sinusoidal at two training lengths: the gradient jumps at the end of the training length."""
 
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.diagrams import on_corpus, position_curves
@@ -11,27 +11,26 @@ from fieldlens.study.plan import Job
 
 TRAININGS = (128, TRAINED)
 VARIANTS = (*(("sinusoidal", trained) for trained in TRAININGS), ("sinusoidal:scale=0.02", TRAINED))
-"""Also quieter, as one adds positions to small embeddings; the paper does not say which it did."""
+"""Also with positions scaled by 0.02, as for small embeddings; the paper does not state the scale."""
 SPAN = 16
-"""A jump is looked for among spans of L_tr / SPAN tokens."""
+"""Jumps are searched among spans of L_tr / SPAN tokens."""
 
 
 def spans(field: ReceptiveField, trained: int) -> dict[int, float]:
-    """The weight of each span of L_tr / 16 tokens before the most recent L_tr, over their mean, by its middle.
+    """Gradient of each span of L_tr / 16 tokens before the most recent L_tr, divided by the mean over spans.
 
-    Positions count from 1.
+    Keys are the middle positions of the spans, counted from 1.
     """
     span = max(1, trained // SPAN)
     older = field.shares()[: max(span, field.length - trained)]
     sums = [float(older[start : start + span].sum()) for start in range(len(older) - span + 1)]
     mean = sum(sums) / len(sums)
-    return {start + 1 + span // 2: one / mean if mean else 0.0 for start, one in enumerate(sums)}
+    return {start + 1 + span // 2: total / mean if mean else 0.0 for start, total in enumerate(sums)}
 
 
 def jump(field: ReceptiveField, trained: int) -> tuple[int, float]:
-    """Where the gradient leaps before the most recent L_tr tokens: the place of the heaviest span, and its weight."""
-    found = spans(field, trained)
-    return max(found.items(), key=lambda pair: pair[1])
+    """Position and weight of the heaviest span before the most recent L_tr tokens."""
+    return max(spans(field, trained).items(), key=lambda pair: pair[1])
 
 
 class Sinusoidal(Artifact):
@@ -42,21 +41,20 @@ class Sinusoidal(Artifact):
         return [job for model, trained in VARIANTS for job in results.jobs([model], ["arxiv"], trained)]
 
     def draw(self, results: PaperResults) -> Drawn:
-        found, records, rows = [], [], []
+        labelled, records, rows = [], [], []
         for model, trained in VARIANTS:
-            quiet = ", scale 0.02" if ":" in model else ""
-            named = f"L_tr {trained} | {results.length(trained)}{quiet}"
-            found += [one._replace(label=named) for one in curves(results, [model], "arxiv", trained)]
+            scale = ", scale 0.02" if ":" in model else ""
+            label = f"L_tr {trained} | {results.length(trained)}{scale}"
+            labelled += [curve._replace(label=label) for curve in curves(results, [model], "arxiv", trained)]
             records += reading(results, [model], "arxiv", trained)[1]
             field = results.field(model, "arxiv", trained)
             if field is None:
-                rows.append([named, "–", "–", "–"])
+                rows.append([label, "–", "–", "–"])
                 continue
-            place, times = jump(field, results.length(trained))
-            records[-1] |= {"jump_at": place, "jump_times": times}
-            rows.append([named, f"{field.within(results.length(trained)):.1%}", f"{place:,}", f"× {times:.1f}"])
+            position, weight = jump(field, results.length(trained))
+            records[-1] |= {"jump_at": position, "jump_times": weight}
+            rows.append([label, f"{field.within(results.length(trained)):.1%}", f"{position:,}", f"× {weight:.1f}"])
         columns = ["trained on", "coverage", "jump at token", "of the mean"]
         sheet = Table(columns, rows, f"{results.corpus_label('arxiv')}: the jump")
-        return Drawn(
-            [sheet], {"": on_corpus(position_curves(found), results.corpus_label("arxiv"))} if found else {}, records
-        )
+        figures = {"": on_corpus(position_curves(labelled), results.corpus_label("arxiv"))} if labelled else {}
+        return Drawn([sheet], figures, records)

@@ -1,7 +1,7 @@
-"""Claims: what the paper says, each with a test on results and a verdict that the test alone decides.
+"""Claims of the paper, each with a test that computes its verdict from results.
 
-A claim is a function from evidence to an outcome, in one of the files of this folder. What it needs and is not there
-makes it undecided, with the runs that would decide it.
+A claim is a function from evidence to an outcome, defined in a module of this package. A missing result makes it
+undecided, and the outcome lists the runs that would decide it.
 """
 
 import importlib
@@ -18,21 +18,21 @@ VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
 VERDICT: dict[Answer, Verdict] = {True: "holds", False: "does not hold", None: "undecided"}
 
 SEEDS = "differences that are significant, and alike with each of two or more seeds"
-"""What a comparison between models needs."""
+"""What decides a comparison between models."""
 
 FULL_SIZE = "the same test at the paper's own size: fieldlens paper claims --study paper-full"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a test found."""
+    """The outcome of a test."""
 
     verdict: Verdict
     evidence: Sequence[str] = ()
     needs: Sequence[str] = ()
-    """Which results are missing."""
+    """Results that are missing."""
     wants: Sequence[str] = ()
-    """What the results that are there do not show, so that nothing is decided."""
+    """What the available results do not show, so that the claim stays undecided."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Claim:
 
     name: str
     says: str
-    """What is claimed, in our words."""
+    """The claim in our words."""
     rule: str
-    """When it holds."""
+    """The condition under which it holds."""
     ours: bool
-    """Whether it is a finding of ours, not a claim of the paper."""
+    """Whether it is our finding instead of a claim of the paper."""
     decides: str
-    """Which scale or change would decide it where it does not hold here."""
+    """The scale or change that would decide it where it does not hold here."""
     order: int
     test: Callable[[Evidence], Outcome]
 
@@ -76,7 +76,7 @@ REGISTERED: dict[str, Claim] = {}
 def claim(
     name: str, order: int, says: str, rule: str, ours: bool = False, decides: str = FULL_SIZE
 ) -> Callable[[Callable[[Evidence], Outcome]], Callable[[Evidence], Outcome]]:
-    """Declare a claim: `order` is its place on the page."""
+    """Register a claim; `order` is its position on the page."""
 
     def declare(test: Callable[[Evidence], Outcome]) -> Callable[[Evidence], Outcome]:
         assert name not in REGISTERED, f"{name} is declared twice"
@@ -87,38 +87,38 @@ def claim(
 
 
 def registry() -> dict[str, Claim]:
-    """Every claim there is, in the order of the page."""
+    """Every claim by name, in the order of the page."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return dict(sorted(REGISTERED.items(), key=lambda pair: (pair[1].ours, pair[1].order)))
 
 
-def judge_one(one: Claim, evidence: Evidence) -> Judged:
-    """Put a claim to its test."""
+def judge_one(claim: Claim, evidence: Evidence) -> Judged:
+    """Test a claim."""
     try:
-        found = one.test(evidence)
+        outcome = claim.test(evidence)
     except Missing as missing:
-        found = Outcome("undecided", (), (str(missing),))
-    said, needs, wants = tuple(found.evidence), tuple(found.needs), tuple(found.wants)
-    seen = found.verdict == "does not hold" or (found.verdict == "undecided" and found.evidence)
-    decides = one.decides if seen and evidence.results.factor != 1 else ""
-    return Judged(one.name, one.says, one.rule, one.ours, found.verdict, said, needs, wants, decides)
+        outcome = Outcome("undecided", (), (str(missing),))
+    lines, needs, wants = tuple(outcome.evidence), tuple(outcome.needs), tuple(outcome.wants)
+    tested = outcome.verdict == "does not hold" or (outcome.verdict == "undecided" and outcome.evidence)
+    decides = claim.decides if tested and evidence.results.factor != 1 else ""
+    return Judged(claim.name, claim.says, claim.rule, claim.ours, outcome.verdict, lines, needs, wants, decides)
 
 
 def judged(results: PaperResults) -> list[Judged]:
-    """All claims, put to their tests on one shelf."""
+    """Test every claim on the results of a study."""
     evidence = Evidence(results)
-    return [judge_one(one, evidence) for one in registry().values()]
+    return [judge_one(claim, evidence) for claim in registry().values()]
 
 
-def settled(found: Sequence[Answer]) -> Answer:
-    """Of several answers: no if one is no, yes if all are yes, else nothing is decided."""
-    return False if False in found else True if all(found) else None
+def settled(answers: Sequence[Answer]) -> Answer:
+    """Combine answers: False if any is False, True if all are True, else None."""
+    return False if False in answers else True if all(answers) else None
 
 
-def agreed(found: Sequence[Answer]) -> Answer:
-    """The answer that all seeds give, if they give one."""
-    return found[0] if len(set(found)) == 1 else None
+def agreed(answers: Sequence[Answer]) -> Answer:
+    """The answer of all seeds if they agree, else None."""
+    return answers[0] if len(set(answers)) == 1 else None
 
 
 def over(
@@ -127,24 +127,23 @@ def over(
     test: Callable[[str], tuple[Answer, Sequence[str]]],
     needs: str = "more targets or seeds",
 ) -> Outcome:
-    """A claim that must hold on each corpus: those that were run decide, what is missing is named.
+    """Test a claim on each corpus: it must hold on every corpus with results; missing results are listed.
 
-    The test gives True, False, or None where its results decide nothing, with its evidence; `needs` says what would
-    then decide.
+    The test returns an answer (None if undecided) and evidence lines; `needs` is what would decide an undecided corpus.
     """
-    said: list[str] = []
-    needed: list[str] = []
-    wanted: list[str] = []
-    found: list[Answer] = []
+    lines: list[str] = []
+    missing_runs: list[str] = []
+    wants: list[str] = []
+    answers: list[Answer] = []
     for corpus in corpora:
-        named = evidence.results.corpus(corpus)
+        name = evidence.results.corpus(corpus)
         try:
-            holds, words = test(corpus)
+            answer, corpus_lines = test(corpus)
         except Missing as missing:
-            needed.append(str(missing) if evidence.results.has(corpus) else f"all runs on {named}")
+            missing_runs.append(str(missing) if evidence.results.has(corpus) else f"all runs on {name}")
             continue
-        said += [f"{named}: {word}" for word in words]
-        found.append(holds)
-        if holds is None:
-            wanted.append(f"{named}: {needs}")
-    return Outcome(VERDICT[settled(found) if found else None], said, needed, wanted)
+        lines += [f"{name}: {line}" for line in corpus_lines]
+        answers.append(answer)
+        if answer is None:
+            wants.append(f"{name}: {needs}")
+    return Outcome(VERDICT[settled(answers) if answers else None], lines, missing_runs, wants)

@@ -8,7 +8,7 @@ from fieldlens.paper.artifacts.heatmap_8 import LENGTH
 from fieldlens.paper.claims import Outcome, claim, over
 from fieldlens.paper.evidence import Answer, Evidence, Missing, times
 from fieldlens.paper.printed import CORPORA, cells
-from fieldlens.paper.results import MOST
+from fieldlens.paper.results import TWO_CORPORA
 from fieldlens.paper.scale import LENGTHS
 from fieldlens.receptive.field import cumulative
 from fieldlens.reporting.plots import bias_by_distance
@@ -16,7 +16,7 @@ from fieldlens.schemes.smoothed import PRINTED, RECENT_POINTS
 from fieldlens.schemes.spec import parse, scheme
 
 FLOOR = 0.01
-TWINS = ("shift:6", "shift:8", "same:8")
+IDENTICAL_COLUMNS = ("shift:6", "shift:8", "same:8")
 
 
 @claim(
@@ -29,34 +29,37 @@ TWINS = ("shift:6", "shift:8", "same:8")
 )  # fmt: skip
 def slope_floor(evidence: Evidence) -> Outcome:
     alike = all(
-        len({cells(f"tab:{corpus}")[corpus, model, length].value for model in TWINS}) == 1
-        for corpus in MOST
+        len({cells(f"tab:{corpus}")[corpus, model, length].value for model in IDENTICAL_COLUMNS}) == 1
+        for corpus in TWO_CORPORA
         for length in LENGTHS
     )
     specs = ("alibi:shift=6", "alibi:shift=8", "alibi:same=8")
     floored, free = (
-        [bias_by_distance(scheme(spec + more, 12, 64), 512) for spec in specs] for more in (f",slope_floor={FLOOR}", "")
+        [bias_by_distance(scheme(spec + suffix, 12, 64), 512) for spec in specs]
+        for suffix in (f",slope_floor={FLOOR}", "")
     )
-    same, other = (all(torch.equal(one, some[0]) for one in some) for some in (floored, free))
-    said = [
-        f"printed alike in {' and '.join(CORPORA[name] for name in MOST)}: {'yes' if alike else 'no'}",
+    same, other = (all(torch.equal(bias, biases[0]) for bias in biases) for biases in (floored, free))
+    lines = [
+        f"printed alike in {' and '.join(CORPORA[name] for name in TWO_CORPORA)}: {'yes' if alike else 'no'}",
         f"biases equal with the floor: {'yes' if same else 'no'}; without: {'yes' if other else 'no'}",
     ]
-    said += _trained(evidence)
-    return Outcome("holds" if alike and same and not other else "does not hold", said)
+    lines += _trained(evidence)
+    return Outcome("holds" if alike and same and not other else "does not hold", lines)
 
 
 def _trained(evidence: Evidence) -> list[str]:
-    """What the floor does to a trained model, where both were run."""
+    """The effect of the floor on a trained model, if both runs are available."""
     try:
-        with_it, without = (evidence.worst(model, "arxiv") for model in ("alibi:shift=6,slope_floor=0.01", "shift:6"))
+        with_floor, without = (
+            evidence.worst(model, "arxiv") for model in ("alibi:shift=6,slope_floor=0.01", "shift:6")
+        )
     except Missing:
         return []
     printed = cells("tab:arxiv")
     first, *later = (float(printed["arxiv", "shift:6", length].value) for length in LENGTHS)
-    named = evidence.results.label("shift:6")
-    grown = f"{named} grows at most {times(with_it)} with the floor, {times(without)} without"
-    return [f"trained, {grown}; printed, {times(max(later) / first)}: that growth is not explained"]
+    label = evidence.results.label("shift:6")
+    growth = f"{label} grows at most {times(with_floor)} with the floor, {times(without)} without"
+    return [f"trained, {growth}; printed, {times(max(later) / first)}: that growth is not explained"]
 
 
 @claim(
@@ -66,10 +69,10 @@ def _trained(evidence: Evidence) -> list[str]:
     ours=True,
 )  # fmt: skip
 def two_fits(evidence: Evidence) -> Outcome:
-    found = fits()
-    off = {points: max(abs(a - b) for a, b in zip(fit, PRINTED, strict=True)) for points, fit in found.items()}
-    said = [f"{points} points: {a:.4f}·log(1 + Δ) {b:+.4f}" for points, (a, b) in found.items()]
-    return Outcome("holds" if off[LENGTH] < off[RECENT_POINTS] else "does not hold", said)
+    by_points = fits()
+    errors = {points: max(abs(a - b) for a, b in zip(fit, PRINTED, strict=True)) for points, fit in by_points.items()}
+    lines = [f"{points} points: {a:.4f}·log(1 + Δ) {b:+.4f}" for points, (a, b) in by_points.items()]
+    return Outcome("holds" if errors[LENGTH] < errors[RECENT_POINTS] else "does not hold", lines)
 
 
 @claim(
@@ -82,21 +85,23 @@ def exact_reach(evidence: Evidence) -> Outcome:
     layers = evidence.results.study.whole[0].recipe.layers
 
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found, said = [], []
+        answers, lines = [], []
         for model in WINDOWS:
             field, window = evidence.results.field(model, corpus), parse(evidence.results.spec(model))[1]["window"]
             reach = layers * (window - 1) + 1
             if field is None or reach >= field.length:
                 continue
             norms_NT = field.norms_NT[field.defined]
-            last = int((norms_NT > 0).any(0).argmax())
-            found.append(field.length - last == reach)
-            said.append(f"w = {window}: {field.length - last}, by the formula {reach} (the paper's {layers * window})")
-        if not said:
+            oldest = int((norms_NT > 0).any(0).argmax())
+            answers.append(field.length - oldest == reach)
+            lines.append(
+                f"w = {window}: {field.length - oldest}, by the formula {reach} (the paper's {layers * window})"
+            )
+        if not lines:
             raise evidence.missing(WINDOWS[0], corpus)
-        return all(found), said
+        return all(answers), lines
 
-    return over(evidence, MOST, test)
+    return over(evidence, TWO_CORPORA, test)
 
 
 @claim(
@@ -108,9 +113,9 @@ def exact_reach(evidence: Evidence) -> Outcome:
 def erf_as_printed(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[bool, list[str]]:
         fields = [evidence.results.field(model, corpus) for model in MODELS]
-        found = [int((cumulative(one.shares()) > 0.99).argmax()) + 1 for one in fields if one is not None]
-        if not found:
+        erfs = [int((cumulative(field.shares()) > 0.99).argmax()) + 1 for field in fields if field is not None]
+        if not erfs:
             raise evidence.missing(MODELS[0], corpus)
-        return set(found) == {1}, [f"{len(found)} curves: {sorted(set(found))}"]
+        return set(erfs) == {1}, [f"{len(erfs)} curves: {sorted(set(erfs))}"]
 
-    return over(evidence, MOST, test)
+    return over(evidence, TWO_CORPORA, test)

@@ -12,15 +12,15 @@ from fieldlens.paper.artifacts.sandwich_kerple_t5_receptive import ALIKE, OTHERS
 from fieldlens.paper.claims import SEEDS, VERDICT, Outcome, agreed, claim, over, settled
 from fieldlens.paper.evidence import SMALL, Answer, Evidence, Gap, by_seed, corrected, shares, tested, times
 from fieldlens.paper.fields import distance
-from fieldlens.paper.results import ALL
+from fieldlens.paper.results import ALL_CORPORA
 from fieldlens.paper.scale import LENGTHS, TRAINED
 from fieldlens.training.loss import LARGEST
 
-ABOUT = (0.5, 0.7)
+SHARE_RANGE = (0.5, 0.7)
 COMPARABLE = 0.05
 RIVALS = ("alibi", "sinusoidal", "rotary")
 ALIKE_ENOUGH = f"intervals that lie on one side of {COMPARABLE:.0%}, and two or more seeds that agree"
-"""What tells models that are alike."""
+"""What decides whether models are alike."""
 
 
 @claim(
@@ -31,25 +31,25 @@ ALIKE_ENOUGH = f"intervals that lie on one side of {COMPARABLE:.0%}, and two or 
 )  # fmt: skip
 def sandwich_improves(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found = evidence.verdict("sandwich", corpus)
+        verdict = evidence.verdict("sandwich", corpus)
         lower, higher, still = evidence.moves("sandwich", corpus)
-        best = min(found["evidence"], key=lambda row: row["ratio"])
+        best = min(verdict["evidence"], key=lambda row: row["ratio"])
         return (False if still else True if lower else False if higher else None), [
             f"at best {times(best['ratio'])}, with {best['length']} tokens"
         ]
 
-    return over(evidence, ALL, test)
+    return over(evidence, ALL_CORPORA, test)
 
 
 @claim(
     "sandwich-spreads", 15,
     "About 60 % of Sandwich's gradient lies within the most recent L_tr tokens, the rest beyond.",
-    f"Between {ABOUT[0]:.0%} and {ABOUT[1]:.0%} inside, measured at 4 L_tr, with each seed.",
+    f"Between {SHARE_RANGE[0]:.0%} and {SHARE_RANGE[1]:.0%} inside, measured at 4 L_tr, with each seed.",
 )  # fmt: skip
 def sandwich_spreads(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found = evidence.inside("sandwich", corpus)
-        return agreed([ABOUT[0] <= one <= ABOUT[1] for one in found]), [f"{shares(found)} inside"]
+        inside = evidence.inside("sandwich", corpus)
+        return agreed([SHARE_RANGE[0] <= share <= SHARE_RANGE[1] for share in inside]), [f"{shares(inside)} inside"]
 
     return over(evidence, ("arxiv",), test, "seeds that agree")
 
@@ -62,9 +62,10 @@ def sandwich_spreads(evidence: Evidence) -> Outcome:
 )  # fmt: skip
 def sandwich_best(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found, said = evidence.lower(corpus, [("sandwich", rival) for rival in RIVALS], LENGTHS[1:], each=True)
-        others = [word for one, word in zip(found, said, strict=True) if one is not True]
-        return settled(found), [f"lower in {found.count(True)} of {len(found)} cases", *others]
+        pairs = [("sandwich", rival) for rival in RIVALS]
+        answers, lines = evidence.lower(corpus, pairs, LENGTHS[1:], each=True)
+        others = [line for answer, line in zip(answers, lines, strict=True) if answer is not True]
+        return settled(answers), [f"lower in {answers.count(True)} of {len(answers)} cases", *others]
 
     return over(evidence, ("arxiv", "github"), test, SEEDS)
 
@@ -79,23 +80,23 @@ def sandwich_comparable(evidence: Evidence) -> Outcome:
     limit = math.log1p(COMPARABLE)
 
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found, said = [], []
+        answers, lines = [], []
         for rival in RIVALS:
             gap = evidence.between("sandwich", rival, corpus, [TRAINED])
-            found.append(gap.agreed(gap.at_most(limit), lambda difference: difference <= limit))
-            said.append(f"× {_ratio(gap)} of {rival}{by_seed(gap, _times)}")
-        return settled(found), said
+            answers.append(gap.agreed(gap.at_most(limit), lambda difference: difference <= limit))
+            lines.append(f"× {_with_interval(gap)} of {rival}{by_seed(gap, _as_ratio)}")
+        return settled(answers), lines
 
-    return over(evidence, ALL, test, ALIKE_ENOUGH)
+    return over(evidence, ALL_CORPORA, test, ALIKE_ENOUGH)
 
 
-def _ratio(gap: Gap) -> str:
+def _with_interval(gap: Gap) -> str:
     """A ratio of perplexities with its interval."""
-    low, middle, high = map(_times, (gap.interval.low, gap.found.difference, gap.interval.high))
-    return f"{middle} ({low} to {high})"
+    low, ratio, high = map(_as_ratio, (gap.interval.low, gap.paired.difference, gap.interval.high))
+    return f"{ratio} ({low} to {high})"
 
 
-def _times(nats: float) -> str:
+def _as_ratio(nats: float) -> str:
     return f"{math.exp(min(nats, LARGEST)):.3f}" if math.isfinite(nats) else "?"
 
 
@@ -111,8 +112,8 @@ def dims_128(evidence: Evidence) -> Outcome:
 
     def test(corpus: str) -> tuple[Answer, list[str]]:
         pairs = [("sandwich", other) for other in others]
-        found, said = evidence.lower(corpus, pairs, LENGTHS)
-        return settled(found), said
+        answers, lines = evidence.lower(corpus, pairs, LENGTHS)
+        return settled(answers), lines
 
     return over(evidence, ("arxiv",), test, SEEDS)
 
@@ -124,9 +125,9 @@ def dims_128(evidence: Evidence) -> Outcome:
     "doubling of d̄.",
 )  # fmt: skip
 def dims_window(evidence: Evidence) -> Outcome:
-    held = [float(torch.softmax(bias_HN[HEADS - 1], 0)[:TRAINED].sum()) for _, bias_HN in biases(*DIMENSIONS)]
-    said = [f"{model}: {value:.2%}" for model, value in zip(DIMENSIONS, held, strict=True)]
-    return Outcome(VERDICT[all(a < b for a, b in pairwise(held))], said)
+    recent = [float(torch.softmax(bias_HN[HEADS - 1], 0)[:TRAINED].sum()) for _, bias_HN in biases(*DIMENSIONS)]
+    lines = [f"{model}: {share:.2%}" for model, share in zip(DIMENSIONS, recent, strict=True)]
+    return Outcome(VERDICT[all(a < b for a, b in pairwise(recent))], lines)
 
 
 @claim(
@@ -139,21 +140,21 @@ def falls_then_rises(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         gaps, best_of = [], {}
         for model in ("sandwich", "kerple", "t5"):
-            pooled, each = evidence.losses(model, corpus), evidence.each(model, corpus)
+            pooled, evaluations = evidence.losses(model, corpus), evidence.each(model, corpus)
             between = LENGTHS[1:-1]
             means = [float(pooled.quantities(evidence.results.length(length)).mean()) for length in between]
             best = best_of[model] = between[means.index(min(means))]
-            gaps += [evidence.gap(each, each, [best], [end]) for end in (LENGTHS[0], LENGTHS[-1])]
+            gaps += [evidence.gap(evaluations, evaluations, [best], [end]) for end in (LENGTHS[0], LENGTHS[-1])]
         gaps = corrected(gaps)
-        found = [False if gap.rests(SMALL) else gap.falls() for gap in gaps]
-        said = []
+        answers = [False if gap.rests(SMALL) else gap.falls() for gap in gaps]
+        lines = []
         for (model, best), *ends in zip(best_of.items(), gaps[::2], gaps[1::2], strict=True):
-            first, last = (f"× {_ratio(gap)}, {tested(gap)}" for gap in ends)
+            first, last = (f"× {_with_interval(gap)}, {tested(gap)}" for gap in ends)
             at = f"{evidence.results.label(model)} at {evidence.results.length(best)}"
-            said.append(f"{at}: {first}, of the first; {last}, of the last")
-        return settled(found), said
+            lines.append(f"{at}: {first}, of the first; {last}, of the last")
+        return settled(answers), lines
 
-    return over(evidence, ALL, test)
+    return over(evidence, ALL_CORPORA, test)
 
 
 @claim(
@@ -165,10 +166,10 @@ def falls_then_rises(evidence: Evidence) -> Outcome:
 def learned_better(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         pairs = [(model, "sandwich") for model in LEARNED]
-        found, said = evidence.lower(corpus, pairs, LENGTHS[:3])
-        return settled(found), said
+        answers, lines = evidence.lower(corpus, pairs, LENGTHS[:3])
+        return settled(answers), lines
 
-    return over(evidence, ALL, test, SEEDS)
+    return over(evidence, ALL_CORPORA, test, SEEDS)
 
 
 @claim(
@@ -181,14 +182,14 @@ def smoothed_alike(evidence: Evidence) -> Outcome:
     limit = math.log1p(COMPARABLE)
 
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found, said = [], []
+        answers, lines = [], []
         for length in LENGTHS:
             gap = evidence.between("smoothed", "sandwich", corpus, [length])
-            found.append(gap.agreed(gap.within(limit), lambda difference: abs(difference) <= limit))
-            said.append(f"× {_ratio(gap)} at {evidence.results.length(length)}{by_seed(gap, _times)}")
-        return settled(found), said
+            answers.append(gap.agreed(gap.within(limit), lambda difference: abs(difference) <= limit))
+            lines.append(f"× {_with_interval(gap)} at {evidence.results.length(length)}{by_seed(gap, _as_ratio)}")
+        return settled(answers), lines
 
-    return over(evidence, ALL, test, ALIKE_ENOUGH)
+    return over(evidence, ALL_CORPORA, test, ALIKE_ENOUGH)
 
 
 @claim(
@@ -202,16 +203,16 @@ def one_pattern(evidence: Evidence) -> Outcome:
         fields = {model: evidence.fields(model, corpus) for model in (*ALIKE, *OTHERS)}
         seeds = sorted(set.intersection(*(set(by_seed) for by_seed in fields.values())))
         if not seeds:
-            raise evidence.missing("sandwich", corpus, why=" and the others, with one seed in common")
+            raise evidence.missing("sandwich", corpus, reason=" and the others, with one seed in common")
         pairs = [(a, b) for n, a in enumerate(ALIKE) for b in ALIKE[n + 1 :]]
-        found, said = [], []
+        answers, lines = [], []
         for seed in seeds:
             within = {(a, b): distance(fields[a][seed], fields[b][seed]) for a, b in pairs}
             across = {(a, b): distance(fields[a][seed], fields[b][seed]) for a in ALIKE for b in OTHERS}
             far, close = max(within, key=within.__getitem__), min(across, key=across.__getitem__)
-            found.append(within[far] < across[close])
+            answers.append(within[far] < across[close])
             apart = f"{far[0]} and {far[1]} are {within[far]:.3f} apart"
-            said.append(f"seed {seed}: {apart}, {close[0]} and {evidence.results.label(close[1])} {across[close]:.3f}")
-        return agreed(found) if len(found) > 1 else None, said
+            lines.append(f"seed {seed}: {apart}, {close[0]} and {evidence.results.label(close[1])} {across[close]:.3f}")
+        return agreed(answers) if len(answers) > 1 else None, lines
 
     return over(evidence, ("arxiv",), test, "two or more seeds that agree")

@@ -7,15 +7,15 @@ from itertools import product
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import SAME, SHIFTS
 from fieldlens.paper.claims import SEEDS, Outcome, agreed, claim, over, settled
 from fieldlens.paper.evidence import SMALL, Answer, Evidence, by_seed, corrected, shares, tested, times
-from fieldlens.paper.results import ALL, MOST
+from fieldlens.paper.results import ALL_CORPORA, TWO_CORPORA
 
-MOSTLY = 0.9
+MIN_COVERED = 0.9
 
 
-def _grown(evidence: Evidence, models: tuple[str, ...], corpus: str) -> str:
-    """How much each model grows, in words."""
-    words = [f"{evidence.results.label(model)} {times(evidence.worst(model, corpus))}" for model in models]
-    return "largest perplexity past L_tr over that at L_tr: " + ", ".join(words)
+def _growth_line(evidence: Evidence, models: tuple[str, ...], corpus: str) -> str:
+    """Evidence line with the growth of each model."""
+    ratios = [f"{evidence.results.label(model)} {times(evidence.worst(model, corpus))}" for model in models]
+    return "largest perplexity past L_tr over that at L_tr: " + ", ".join(ratios)
 
 
 @claim(
@@ -28,19 +28,19 @@ def _grown(evidence: Evidence, models: tuple[str, ...], corpus: str) -> str:
 def slope_values(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         flat, steep = corrected([evidence.growth(model, "alibi", corpus) for model in (SHIFTS[-1], SAME[0])])
-        more = True if flat.certain and flat.found.difference >= SMALL else False if flat.at_most(SMALL) else None
-        found = [
+        more = True if flat.certain and flat.paired.difference >= SMALL else False if flat.at_most(SMALL) else None
+        answers = [
             flat.agreed(more, lambda difference: difference >= SMALL),
             steep.agreed(steep.at_most(SMALL), lambda difference: difference <= SMALL),
         ]
-        said = [
-            f"{evidence.results.label(model)} grows × {math.exp(gap.found.difference):.3f} as much as ALiBi "
+        lines = [
+            f"{evidence.results.label(model)} grows × {math.exp(gap.paired.difference):.3f} as much as ALiBi "
             f"({tested(gap)}{by_seed(gap, lambda nats: f'{math.exp(nats):.3f}')})"
             for model, gap in ((SHIFTS[-1], flat), (SAME[0], steep))
         ]
-        return settled(found), [*said, *(_grown(evidence, models, corpus) for models in (SHIFTS, SAME))]
+        return settled(answers), [*lines, *(_growth_line(evidence, models, corpus) for models in (SHIFTS, SAME))]
 
-    return over(evidence, MOST, test, SEEDS)
+    return over(evidence, TWO_CORPORA, test, SEEDS)
 
 
 @claim(
@@ -51,16 +51,16 @@ def slope_values(evidence: Evidence) -> Outcome:
 )  # fmt: skip
 def large_slopes(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        return in_order([evidence.breaks(model, corpus) for model in SAME]), [_grown(evidence, SAME, corpus)]
+        return in_order([evidence.breaks(model, corpus) for model in SAME]), [_growth_line(evidence, SAME, corpus)]
 
-    return over(evidence, MOST, test)
+    return over(evidence, TWO_CORPORA, test)
 
 
-def in_order(found: Sequence[Answer]) -> Answer:
-    """Whether some do not break, and then all others do: if so however the uncertain ones turn out."""
-    either = [(False, True) if one is None else (one,) for one in found]
-    fits = {list(one) == sorted(one) and len(set(one)) == 2 for one in product(*either)}
-    return fits.pop() if len(fits) == 1 else None
+def in_order(answers: Sequence[Answer]) -> Answer:
+    """Whether the answers are some False, then some True; None if that depends on the undecided ones."""
+    choices = [(False, True) if answer is None else (answer,) for answer in answers]
+    ordered = {list(case) == sorted(case) and len(set(case)) == 2 for case in product(*choices)}
+    return ordered.pop() if len(ordered) == 1 else None
 
 
 @claim(
@@ -72,20 +72,20 @@ def in_order(found: Sequence[Answer]) -> Answer:
 def alibi_rises(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         lower, higher, still = evidence.moves("alibi", corpus)
-        said = f"at most {times(evidence.worst('alibi', corpus))}"
-        return (False if still or lower else True if higher else None), [said]
+        line = f"at most {times(evidence.worst('alibi', corpus))}"
+        return (False if still or lower else True if higher else None), [line]
 
-    return over(evidence, ALL, test)
+    return over(evidence, ALL_CORPORA, test)
 
 
 @claim(
     "alibi-covered", 11,
     "The training length covers most of ALiBi's receptive field.",
-    f"More than {MOSTLY:.0%} of its gradient lies within the most recent L_tr tokens, with each seed.",
+    f"More than {MIN_COVERED:.0%} of its gradient lies within the most recent L_tr tokens, with each seed.",
 )  # fmt: skip
 def alibi_covered(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found = evidence.inside("alibi", corpus)
-        return agreed([one > MOSTLY for one in found]), [f"{shares(found)} inside"]
+        inside = evidence.inside("alibi", corpus)
+        return agreed([share > MIN_COVERED for share in inside]), [f"{shares(inside)} inside"]
 
-    return over(evidence, ALL, test)
+    return over(evidence, ALL_CORPORA, test)

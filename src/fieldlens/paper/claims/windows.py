@@ -1,22 +1,23 @@
-"""Claims about windows, receptive fields and what they predict."""
+"""Claims about windows and receptive fields, and what these predict."""
 
 import math
 
 from fieldlens.evaluation.result import Evaluation
 from fieldlens.paper.artifacts.arxiv_openwebtext2 import MODELS, SHIFTS, WINDOWS
-from fieldlens.paper.artifacts.extended_training_length import FIXED
+from fieldlens.paper.artifacts.extended_training_length import LONGER_TRAINING
 from fieldlens.paper.claims import SEEDS, Outcome, agreed, claim, over, settled
 from fieldlens.paper.evidence import SMALL, Answer, Evidence, by_seed, corrected, plateau, tested, times
-from fieldlens.paper.results import MOST
+from fieldlens.paper.results import TWO_CORPORA
 from fieldlens.paper.scale import LENGTHS, TRAINED
 from fieldlens.receptive.field import ReceptiveField
 from fieldlens.schemes.spec import parse
 
 
-def _said(evidence: Evidence, model: str, corpus: str) -> str:
-    ends = {True: "breaks", False: "stays", None: "uncertain"}[evidence.breaks(model, corpus)]
+def _summary(evidence: Evidence, model: str, corpus: str) -> str:
+    """Evidence line of a model: ERF, and whether perplexity rises past L_tr."""
+    change = {True: "breaks", False: "stays", None: "uncertain"}[evidence.breaks(model, corpus)]
     field = evidence.field(model, corpus)
-    return f"{evidence.results.label(model)}: ERF {field.bounded()}, {ends} ({times(evidence.worst(model, corpus))})"
+    return f"{evidence.results.label(model)}: ERF {field.bounded()}, {change} ({times(evidence.worst(model, corpus))})"
 
 
 @claim(
@@ -30,11 +31,11 @@ def windows_covered(evidence: Evidence) -> Outcome:
         covered = [evidence.covered(model, corpus) for model in WINDOWS]
         broken = [evidence.breaks(model, corpus) for model in WINDOWS]
         pairs = zip(covered, broken, strict=True)
-        agree = settled([None if a is None or b is None else a != b for a, b in pairs])
+        agree = settled([None if holds is None or fails is None else holds != fails for holds, fails in pairs])
         both = True in covered and False in covered
-        return agree if both or agree is False else None, [_said(evidence, model, corpus) for model in WINDOWS]
+        return agree if both or agree is False else None, [_summary(evidence, model, corpus) for model in WINDOWS]
 
-    return over(evidence, MOST, test)
+    return over(evidence, TWO_CORPORA, test)
 
 
 @claim(
@@ -49,11 +50,11 @@ def erf_predicts(evidence: Evidence) -> Outcome:
         results = evidence.results
         beyond = [model for model in WINDOWS if layers * parse(results.spec(model))[1]["window"] > results.trained]
         fitting = [model for model in beyond if evidence.covered(model, corpus)]
-        said = [_said(evidence, model, corpus) for model in fitting]
+        lines = [_summary(evidence, model, corpus) for model in fitting]
         broken = [evidence.breaks(model, corpus) for model in fitting]
-        return settled([None if one is None else not one for one in broken]) if fitting else None, said
+        return settled([None if breaks is None else not breaks for breaks in broken]) if fitting else None, lines
 
-    return over(evidence, MOST, test)
+    return over(evidence, TWO_CORPORA, test)
 
 
 @claim(
@@ -66,21 +67,22 @@ def erf_predicts(evidence: Evidence) -> Outcome:
 )  # fmt: skip
 def constant_or_explodes(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found, odd = [], []
+        answers, exceptions = [], []
         for model in MODELS:
-            one = evidence.each(model, corpus)
-            moved, exploded = evidence.gap(one, one, [8192], [4096]), evidence.explodes(model, corpus)
+            evaluations = evidence.each(model, corpus)
+            moved = evidence.gap(evaluations, evaluations, [8192], [4096])
+            exploded = evidence.explodes(model, corpus)
             rests = moved.rests(SMALL)
             neither, field = rests is False and exploded is False, evidence.field(model, corpus)
             ends = not field.saturated()
-            found.append(True if rests or exploded else False if neither and ends else None)
-            if found[-1] is not True:
-                what = "still moves," if neither else "uncertain:"
-                times_more = times(math.exp(moved.found.difference))
-                odd.append(f"{evidence.results.label(model)} {what} {times_more}, ERF {field.bounded()}")
-        return settled(found), odd or [f"all of {len(MODELS)} models"]
+            answers.append(True if rests or exploded else False if neither and ends else None)
+            if answers[-1] is not True:
+                status = "still moves," if neither else "uncertain:"
+                ratio = times(math.exp(moved.paired.difference))
+                exceptions.append(f"{evidence.results.label(model)} {status} {ratio}, ERF {field.bounded()}")
+        return settled(answers), exceptions or [f"all of {len(MODELS)} models"]
 
-    return over(evidence, MOST, test, "lengths past the field of what still moves, or more targets")
+    return over(evidence, TWO_CORPORA, test, "lengths past the field of what still moves, or more targets")
 
 
 @claim(
@@ -92,26 +94,26 @@ def constant_or_explodes(evidence: Evidence) -> Outcome:
 )  # fmt: skip
 def plateau_at_erf(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found: list[Answer] = []
-        said = []
+        answers: list[Answer] = []
+        lines = []
         for model in (*WINDOWS, *SHIFTS):
-            fields, losses = evidence.fields(model, corpus), evidence.each(model, corpus)
-            pairs = [_onset(evidence, fields[seed], losses[seed]) for seed in sorted(fields.keys() & losses.keys())]
-            known = [pair for pair in pairs if pair is not None]
-            if not known:
+            fields, evaluations = evidence.fields(model, corpus), evidence.each(model, corpus)
+            pairs = [_onset(fields[seed], evaluations[seed]) for seed in sorted(fields.keys() & evaluations.keys())]
+            plateaus = [pair for pair in pairs if pair is not None]
+            if not plateaus:
                 continue
-            found.append(agreed([pair and pair[2] for pair in pairs]))
-            words = ", ".join(f"ERF {erf}, constant from {onset}" for erf, onset, _ in known)
-            said.append(f"{evidence.results.label(model)}: {words}")
-        return settled(found) if found else None, said
+            answers.append(agreed([pair and pair[2] for pair in pairs]))
+            onsets = ", ".join(f"ERF {erf}, constant from {onset}" for erf, onset, _ in plateaus)
+            lines.append(f"{evidence.results.label(model)}: {onsets}")
+        return settled(answers) if answers else None, lines
 
-    return over(evidence, MOST, test, "a window or shift whose perplexity settles, with each seed alike")
+    return over(evidence, TWO_CORPORA, test, "a window or shift whose perplexity settles, with each seed alike")
 
 
-def _onset(evidence: Evidence, field: ReceptiveField, one: Evaluation) -> tuple[int, int, bool] | None:
-    """One model's ERF, where its plateau begins, and whether there; None where nothing can be told."""
-    lengths = sorted(one.losses)
-    onset = plateau({length: one.quantities(length) for length in lengths})
+def _onset(field: ReceptiveField, evaluation: Evaluation) -> tuple[int, int, bool] | None:
+    """ERF, onset of the plateau, and whether it is the first length ≥ ERF; None if ERF or onset is unknown."""
+    lengths = sorted(evaluation.losses)
+    onset = plateau({length: evaluation.quantities(length) for length in lengths})
     holding = [length for length in lengths if length >= field.erf(0.99)]
     if field.saturated() or onset == lengths[-1] or holding[:1] in ([], lengths[:1]):
         return None
@@ -127,9 +129,9 @@ def _onset(evidence: Evidence, field: ReceptiveField, one: Evaluation) -> tuple[
 )  # fmt: skip
 def longer_training_repairs(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found, said = [], []
-        gaps = corrected([evidence.repair(model, longer, corpus) for model, longer in FIXED.items()])
-        for (model, longer), gap in zip(FIXED.items(), gaps, strict=True):
+        answers, lines = [], []
+        gaps = corrected([evidence.repair(model, longer, corpus) for model, longer in LONGER_TRAINING.items()])
+        for (model, longer), gap in zip(LONGER_TRAINING.items(), gaps, strict=True):
             before, after = (times(evidence.worst(model, corpus, trained)) for trained in (TRAINED, longer))
             explodes = evidence.explodes(model, corpus, longer)
             better = gap.agreed(gap.lower(), lambda difference: difference < 0)
@@ -137,17 +139,17 @@ def longer_training_repairs(evidence: Evidence) -> Outcome:
             lengths = [evidence.results.length(n) for n in (TRAINED, longer, LENGTHS[-1])]
             field = evidence.field(model, corpus)
             covered = not field.saturated() and field.erf(0.99) <= lengths[1]
-            found.append(repaired if covered and evidence.breaks(model, corpus) else None)
-            said.append(
+            answers.append(repaired if covered and evidence.breaks(model, corpus) else None)
+            lines.append(
                 f"{evidence.results.label(model)} (ERF {field.bounded()}): at most {before} trained on {lengths[0]}, "
                 f"{after} on {lengths[1]}; "
-                f"trained longer, it has {times(math.exp(gap.found.difference))} of the perplexity at {lengths[2]} "
+                f"trained longer, it has {times(math.exp(gap.paired.difference))} of the perplexity at {lengths[2]} "
                 f"({tested(gap)}{by_seed(gap, lambda nats: f'{math.exp(nats):.3f}')})"
             )
-        return settled(found), said
+        return settled(answers), lines
 
     return over(
-        evidence, MOST, test, "for each, a case that fails at the usual L_tr and whose ERF is known and covered"
+        evidence, TWO_CORPORA, test, "for each, a case that fails at the usual L_tr and whose ERF is known and covered"
     )
 
 
@@ -160,10 +162,10 @@ def longer_training_repairs(evidence: Evidence) -> Outcome:
 def coverage_necessary(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
         beyond = [model for model in (*WINDOWS, *SHIFTS) if evidence.covered(model, corpus) is False]
-        said = [_said(evidence, model, corpus) for model in beyond]
-        return settled([evidence.breaks(model, corpus) for model in beyond]) if beyond else None, said
+        lines = [_summary(evidence, model, corpus) for model in beyond]
+        return settled([evidence.breaks(model, corpus) for model in beyond]) if beyond else None, lines
 
-    return over(evidence, MOST, test)
+    return over(evidence, TWO_CORPORA, test)
 
 
 @claim(
@@ -174,7 +176,7 @@ def coverage_necessary(evidence: Evidence) -> Outcome:
 )  # fmt: skip
 def narrow_windows(evidence: Evidence) -> Outcome:
     def test(corpus: str) -> tuple[Answer, list[str]]:
-        found, said = evidence.lower(corpus, [(wider, WINDOWS[0]) for wider in WINDOWS[1:5]], [TRAINED])
-        return settled(found), said
+        answers, lines = evidence.lower(corpus, [(wider, WINDOWS[0]) for wider in WINDOWS[1:5]], [TRAINED])
+        return settled(answers), lines
 
-    return over(evidence, MOST, test, SEEDS)
+    return over(evidence, TWO_CORPORA, test, SEEDS)
