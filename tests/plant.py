@@ -163,7 +163,8 @@ APART = {"test_plugin.py", "test_harness.py", "test_house.py", "test_readme.py",
 
 def nearest_first(file: str) -> list[list[str]]:
     """The tests to run, in turn: those of the changed module, those of its room, all others."""
-    room, stem = file.split("/", maxsplit=1)[0], Path(file).stem
+    room = file.split("/", maxsplit=1)[0] if "/" in file else "cli"  # __main__ is the command line's first step
+    stem = Path(file).stem
     tests = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if path.name not in APART)
     own = [path for path in tests if path.stem == f"test_{stem}" and path.parent.name == room]
     beside = [path for path in tests if path.parent.name == room and path not in own]

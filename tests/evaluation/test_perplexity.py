@@ -18,7 +18,7 @@ from fieldlens.evaluation.evaluate import evaluate
 from fieldlens.evaluation.protocols import PROTOCOLS, protocol
 from fieldlens.evaluation.result import Plan, read_evaluation
 from fieldlens.evaluation.statistics import bootstrap_mean, holm, sign_flip
-from fieldlens.evaluation.verdict import judge
+from fieldlens.evaluation.verdict import describe, judge
 from fieldlens.models.adapters.decoder import DecoderAdapter
 from fieldlens.models.adapters.function import FunctionAdapter
 from fieldlens.models.hf_export import FieldlensForCausalLM
@@ -302,6 +302,22 @@ def test_verdicts(shifts: dict[int, float], verdict: str, first: int | None) -> 
     last = result["evidence"][-1]
     flipped = sign_flip(losses[last["length"]] - losses[128], documents)
     assert (last["p"], last["difference"]) == (flipped.p, flipped.difference)
+
+
+@pytest.mark.parametrize(
+    ("shifts", "words"),
+    [
+        ({128: 0, 1024: 0.104, 2048: 0.7}, "drifts from 1024, explodes from 2048"),
+        ({128: 0, 256: 0.0, 512: 0.7}, "explodes from 512"),
+        ({128: 0, 256: 0.05, 512: 0.1}, "drifts from 256"),
+        ({128: 0, 256: 0, 512: 0}, "holds"),
+    ],
+)
+def test_the_first_bad_length_is_named(shifts: dict[int, float], words: str) -> None:
+    losses, documents = losses_of(shifts)
+    verdict = judge(losses, documents, "documents", 128)
+    assert describe(verdict) == words
+    assert verdict["stages"][-1] == {"verdict": verdict["verdict"], "first": verdict["first"]}
 
 
 def test_a_verdict_needs_a_training_length_and_something_beyond() -> None:

@@ -17,6 +17,7 @@ from fieldlens.evaluation.evaluate import address, draw_anchors, evaluate
 from fieldlens.evaluation.protocols import Anchor, Eligible, draw, protocol
 from fieldlens.evaluation.result import KIND, Evaluation, Plan, read_evaluation
 from fieldlens.evaluation.runner import Watch
+from fieldlens.evaluation.verdict import describe
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, unique_names
 from fieldlens.models.texts import read_texts
@@ -248,7 +249,6 @@ def _verdict_row(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> l
         return [name, "no verdict", verdict["reason"]]
     length = verdict["first"] or max(verdict["evidence"], key=lambda row: abs(row["difference"]))["length"]
     row = next(row for row in verdict["evidence"] if row["length"] == length)
-    first = f" from {verdict['first']}" if verdict["first"] else ""
     p = "" if row["p_holm"] is None else f", p = {row['p_holm']:.2g} (sign-flip test over {verdict['resampled']}, Holm)"
     evidence = f"× {figure(row['ratio'], 3)} at {length} against {verdict['train_length']}{p}"
-    return [name, verdict["verdict"] + first, evidence]
+    return [name, describe(verdict), evidence]

@@ -5,7 +5,7 @@ lengths past L_tr.
 
 improves: some d < 0 is significant, no d > 0 is. holds: no d is significant. drifts: some d > 0 is significant, and
 e^d < 1.5 everywhere. explodes: e^d ≥ 1.5 somewhere. No verdict: some d is not 0, nothing explodes, and there are too
-few documents for any difference to be significant.
+few documents for any difference to be significant. A model that explodes may drift before: `describe` names both.
 """
 
 import math
@@ -44,7 +44,8 @@ def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_l
         )
     for row, corrected in zip(evidence, holm([row["p"] for row in evidence]), strict=True):
         row["p_holm"] = corrected
-    verdict, first = _classify(evidence)
+    stages = _classify(evidence)
+    verdict, first = stages[-1]
     count = len(set(units_N.tolist()))
     powerless = smallest_p(count) * len(beyond) >= ALPHA and any(row["difference"] for row in evidence)
     counted = f"{count} {unit if count > 1 else unit.removesuffix('s')}"
@@ -52,6 +53,7 @@ def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_l
     return {
         **({"verdict": None, "reason": reason} if powerless and verdict != "explodes" else {"verdict": verdict}),
         "first": first,
+        "stages": [{"verdict": name, "first": length} for name, length in stages],
         "train_length": train_length,
         "resampled": unit,
         "smallest_p": smallest_p(count),
@@ -59,13 +61,21 @@ def judge(losses: dict[int, np.ndarray], units_N: np.ndarray, unit: str, train_l
     }
 
 
-def _classify(evidence: list[dict[str, Any]]) -> tuple[str, int | None]:
-    """Return the verdict and the first length that shows it."""
+def describe(verdict: dict[str, Any], form: str = " from {}") -> str:
+    """A verdict in words, with the first length of each stage: "drifts from 1024, explodes from 2048"."""
+    stages = verdict["stages"]
+    return ", ".join(stage["verdict"] + (form.format(stage["first"]) if stage["first"] else "") for stage in stages)
+
+
+def _classify(evidence: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
+    """The stages of the loss past L_tr, each with the first length that shows it; the last one is the verdict."""
     significant = [row for row in evidence if row["p_holm"] is not None and row["p_holm"] < ALPHA]
     exploded = [row["length"] for row in evidence if row["ratio"] >= EXPLOSION]
     worse = [row["length"] for row in significant if row["difference"] > 0]
     better = [row["length"] for row in significant if row["difference"] < 0]
-    for name, lengths in (("explodes", exploded), ("drifts", worse), ("improves", better)):
-        if lengths:
-            return name, lengths[0]
-    return "holds", None
+    if exploded:
+        before = [length for length in worse if length < exploded[0]]
+        return [*([("drifts", before[0])] if before else []), ("explodes", exploded[0])]
+    if worse:
+        return [("drifts", worse[0])]
+    return [("improves", better[0])] if better else [("holds", None)]

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fieldlens.core.format import format_bytes
+from fieldlens.evaluation.verdict import describe
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.field import LEVELS, ReceptiveField
 
@@ -84,8 +85,8 @@ def _check_sentences(check: Check) -> list[str]:
     verdict = check.contexts.verdict
     sentences = []
     if verdict["verdict"]:
-        start = f" from {verdict['first']:,} tokens on" if verdict["first"] else ""
-        sentences.append(f"Measured past the training length, perplexity {verdict['verdict']}{start}.")
+        outcome = describe(verdict, " from {:,} tokens on")
+        sentences.append(f"Measured past the training length, perplexity {outcome}.")
     return [
         *sentences,
         _smallest_sentence(check, "context", "context"),

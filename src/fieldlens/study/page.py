@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fieldlens.evaluation.compare import Comparison
+from fieldlens.evaluation.verdict import describe
 from fieldlens.receptive.advice import COVERED, coverage
 from fieldlens.receptive.report import flat
 from fieldlens.receptive.result import Measurement
@@ -57,7 +58,7 @@ def _verdict(result: Result) -> str | None:
     first = next((verdict for verdict in verdicts if verdict["verdict"]), None)
     if first is None:
         return None
-    return first["verdict"] + (f" from {first['first']}" if first["first"] else "")
+    return describe(first)
 
 
 def _field(result: Result) -> list[str]:
