@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))  # where the order of the rooms is written down
+sys.path.insert(0, str(ROOT / "tests"))  # where the order of the folders is defined
 MODULES = re.compile(r"\b(?:typing|collections\.abc|pathlib|numpy|torch|fieldlens(?:\.[a-z]\w*)*)\.")
 
 # The order of the pages. One that is not there is left out; one that is not listed comes last, under its heading.
@@ -184,13 +184,13 @@ def pilot() -> str:
 
 
 def files() -> str:
-    """Every module with the first line of its docstring, room by room."""
+    """Every module with the first line of its docstring, folder by folder."""
     from test_house import ROOMS, modules, rank
 
     parts = [
         "# Every file, one purpose\n",
-        "Generated from the docstrings. Data flows one way, and so do imports: a room imports from the rooms above it,",
-        "a module from the modules above it in its room.\n",
+        "Generated from the docstrings. Data flows one way, and so do imports: a folder imports from those above it,",
+        "a module from those above it in its folder.\n",
     ]
     ordered = sorted((name for name in modules() if "." in name), key=rank)
     for room in ROOMS:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fieldlens.core.errors import BadInput
-from fieldlens.storage.results import read_json, read_result
-from fieldlens.storage.sealed import SEAL, UNSEALED_VERSION, read_sealed, seal, write_sealed
+from fieldlens.storage.results import read_result
+from fieldlens.storage.sealed import SEAL, UNSEALED_VERSION, read_json, read_sealed, seal, write_sealed
 
 CONTENT: dict[str, Any] = {
     "name": "café \u2028",

@@ -75,7 +75,7 @@ def _results_in(folder: Path) -> list[Path]:
     """Result files of evaluations in a folder; other JSON files are skipped."""
     from fieldlens.core.errors import BadInput
     from fieldlens.evaluation.result import KIND
-    from fieldlens.storage.results import read_json
+    from fieldlens.storage.sealed import read_json
 
     files = [file for file in sorted(folder.glob("*.json")) if read_json(file).get("kind") == KIND]
     if not files and (folder / "study.json").is_file():

@@ -24,7 +24,8 @@ from fieldlens.paper.results import PaperResults
 from fieldlens.reporting.plots import save
 from fieldlens.reporting.table import Table, escaped, records_csv
 from fieldlens.storage.atomic import replace_file
-from fieldlens.storage.results import read_json, write_json
+from fieldlens.storage.results import write_json
+from fieldlens.storage.sealed import read_json
 from fieldlens.study.plan import Job
 
 VERSION = 1

@@ -42,21 +42,6 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     replace_file(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; whether it has a seal is not checked."""
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise BadInput(f"{path} does not exist") from None
-    except RecursionError:
-        raise BadInput(f"{path} cannot be read: it is nested too deeply") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict):
-        raise BadInput(f"{path} is not a JSON object")
-    return content
-
-
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write compressed arrays; equal arrays give equal bytes."""
     data = io.BytesIO()

@@ -13,8 +13,7 @@ from typing import Any
 
 from fieldlens.core.errors import BadInput, FieldlensError
 from fieldlens.storage.atomic import replace_file
-from fieldlens.storage.results import read_json
-from fieldlens.storage.sealed import SEAL, digest, read_sealed, write_sealed, written_before_seals
+from fieldlens.storage.sealed import SEAL, digest, read_json, read_sealed, write_sealed, written_before_seals
 
 
 class Occupied(FieldlensError):

@@ -34,11 +34,8 @@ def write_sealed(path: Path, content: dict[str, Any], indent: int | None = 1) ->
     replace_file(path, (text + "\n").encode(errors="backslashreplace"))  # lone surrogates, of odd file names
 
 
-def read_sealed(path: Path, unsealed: bool = False) -> dict[str, Any]:
-    """The content of a sealed JSON object, without its seal; `unsealed` also accepts one that has none.
-
-    Raises BadInput, also where there is no file.
-    """
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; whether it has a seal is not checked."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -49,6 +46,15 @@ def read_sealed(path: Path, unsealed: bool = False) -> dict[str, Any]:
         raise BadInput(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path} is not a JSON object")
+    return content
+
+
+def read_sealed(path: Path, unsealed: bool = False) -> dict[str, Any]:
+    """The content of a sealed JSON object, without its seal; `unsealed` also accepts one that has none.
+
+    Raises BadInput, also where there is no file.
+    """
+    content = read_json(path)
     if SEAL in content:
         expected = content.pop(SEAL)
         if digest(content) != expected:

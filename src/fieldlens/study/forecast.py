@@ -9,7 +9,7 @@ import torch
 
 from fieldlens.core.errors import BadInput
 from fieldlens.receptive.command import LENGTH
-from fieldlens.storage.results import read_json
+from fieldlens.storage.sealed import read_json
 from fieldlens.study.plan import Job, Study
 from fieldlens.study.state import StudyPaths, record_of
 from fieldlens.training.recipe import Recipe

@@ -12,7 +12,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.evaluation.compare import ALIKE, Comparison, compare
 from fieldlens.evaluation.result import Evaluation, read_evaluation
 from fieldlens.receptive.result import Measurement, read_measurement
-from fieldlens.storage.results import read_json
+from fieldlens.storage.sealed import read_json
 from fieldlens.study.result_folder import RECORD, read_record
 
 

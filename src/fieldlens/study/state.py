@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from fieldlens.core.errors import BadInput
 from fieldlens.storage.checkpoints import checkpoints_in
-from fieldlens.storage.results import read_json
 from fieldlens.storage.run_dir import is_locked
+from fieldlens.storage.sealed import read_json
 from fieldlens.study.plan import Job, Study
 from fieldlens.study.result_folder import RECORD, read_record
 
