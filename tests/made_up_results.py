@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fieldlens.evaluation.command import EvalRequest
 from fieldlens.evaluation.protocols import Anchor
+from fieldlens.evaluation.request import EvalRequest
 from fieldlens.evaluation.result import KIND, Evaluation
 from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED

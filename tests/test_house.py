@@ -27,10 +27,11 @@ ROOMS = {
     "cost hub origin texts model_folder hf_cache hf_export loading",
     "training": "recipe loss trainer loop",
     "reporting": "table plots blocks",
-    "evaluation": "statistics protocols verdict copy_baseline baseline result context_use runner evaluate compare "
-    "command",
-    "receptive": "last_query input_gradients field check advice result runner report_charts report command",
-    "generation": "sampling engine hf generate detokenize command",
+    "evaluation": "statistics protocols.anchors protocols.base protocols.* protocols.discovery protocols.__init__ "
+    "verdict copy_baseline baseline result request context_use runner evaluate compare evaluate_models summary",
+    "receptive": "last_query input_gradients field check advice request result runner measure_models charts.base "
+    "charts.* charts.__init__ report",
+    "generation": "sampling engine hf generate detokenize request generate_text",
     "study": "plan result_folder state results forecast executors job controller view page",
     "paper": "printed scale results cells fields diagrams pilot parity evidence artifact artifacts.* "
     "claims.__init__ claims.* page",

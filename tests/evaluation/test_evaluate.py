@@ -81,7 +81,7 @@ def test_a_result_that_is_there_is_not_computed_again(
 ) -> None:
     evaluate(home / SPECS[0])
     before = {path.name: path.read_bytes() for path in (tmp_path / "evaluations").glob("*.[jn]*")}
-    monkeypatch.setattr("fieldlens.evaluation.command.evaluate", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("fieldlens.evaluation.evaluate_models.evaluate", lambda *_, **__: 1 / 0)
     evaluate(home / SPECS[0])
     assert {path.name: path.read_bytes() for path in (tmp_path / "evaluations").glob("*.[jn]*")} == before
     assert "perplexity by context length" in capsys.readouterr().out

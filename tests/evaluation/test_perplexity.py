@@ -15,7 +15,7 @@ import fieldlens
 from fieldlens import Config, Decoder
 from fieldlens.core.errors import BadInput, NonFiniteResult, OutOfMemory
 from fieldlens.evaluation.evaluate import evaluate
-from fieldlens.evaluation.protocols import PROTOCOLS, protocol
+from fieldlens.evaluation.protocols import protocol, registry
 from fieldlens.evaluation.result import Plan, read_evaluation
 from fieldlens.evaluation.statistics import bootstrap_mean, holm, sign_flip
 from fieldlens.evaluation.verdict import describe, judge
@@ -42,7 +42,7 @@ def uniform(ids_BT: Tensor) -> Tensor:
 
 
 def test_a_uniform_model_gives_the_vocabulary() -> None:
-    for name in PROTOCOLS:
+    for name in registry():
         evaluation = fieldlens.perplexity(uniform, text(3000, vocab_size=512), [32, 64], 20, name)
         assert evaluation.table == pytest.approx({32: 512.0, 64: 512.0}, rel=1e-14)
 
@@ -68,7 +68,7 @@ def test_targets_are_the_same_for_all_models_and_lengths() -> None:
     assert {len(losses) for losses in second.losses.values()} == {40}
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", registry())
 @pytest.mark.parametrize("kind", ["ours", "llama"])
 def test_losses_are_those_of_the_full_forward(name: str, kind: str) -> None:
     """Every loss equals that of one plain forward pass over its own context."""
@@ -262,7 +262,7 @@ def test_the_golden_protocols() -> None:
     model = fieldlens.models.hf_export.FieldlensForCausalLM.from_pretrained(GOLDEN / "model").double()
     golden = json.loads((GOLDEN / "protocols.json").read_text())
     tokens = [text(n, n, 64) for n in (200, 700, 1000, 33)]
-    for name, cls in PROTOCOLS.items():
+    for name, cls in registry().items():
         options = {"sliding": {"stride": 4}, "last-k": {"k": 4}}.get(name, {})
         key = f"{name} version {cls.version}"
         assert key in golden, f"write down the numbers of {key} beside the old ones"
@@ -372,7 +372,7 @@ def test_identical_losses_hold_and_few_documents_are_reported() -> None:
 
 
 def test_no_target_is_drawn_twice() -> None:
-    for name in PROTOCOLS:
+    for name in registry():
         evaluation = fieldlens.perplexity(uniform, text(3000, vocab_size=512), [32, 64], 20, name)
         assert len(set(evaluation.targets)) == len(evaluation.targets)
 

@@ -1,11 +1,17 @@
 """Protocols: the same targets at every length."""
 
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fieldlens.core.errors import BadInput
-from fieldlens.evaluation.protocols import PROTOCOLS, Anchor, Eligible, Protocol, draw, eligible, protocol
+from fieldlens.evaluation.protocols import Anchor, Eligible, Protocol, draw, eligible, protocol, registry
 
 LENGTHS = [8, 16, 50]
 
@@ -15,7 +21,7 @@ def example(name: str) -> Protocol:
     return protocol(name, **{"sliding": {"stride": 6}, "last-k": {"k": 8}}.get(name, {}))
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", registry())
 @given(seed=st.integers(0, 1000))
 def test_excerpts_stay_inside_their_documents(name: str, seed: int) -> None:
     chosen, documents = example(name), [40, 160, 400, 51, 350]
@@ -30,7 +36,7 @@ def test_excerpts_stay_inside_their_documents(name: str, seed: int) -> None:
     assert len(set(targets)) == len(targets)
 
 
-@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name != "by-position"])
+@pytest.mark.parametrize("name", [name for name in registry() if name != "by-position"])
 def test_every_length_has_the_same_targets(name: str) -> None:
     chosen = example(name)
     targets = [[t for w in chosen.excerpts(Anchor(0, 60), n, 50) for t in w.targets()] for n in LENGTHS]
@@ -81,3 +87,50 @@ def test_bad_options_are_refused() -> None:
         protocol("sliding", stride=9).check([8, 16])
     with pytest.raises(BadInput, match="k must be between 1 and the shortest length, 8, got 0"):
         protocol("last-k", k=0).check([8, 16])
+
+
+def test_a_new_protocol_is_one_file(tmp_path: Path) -> None:
+    """The command line, its help and study files offer the option of a protocol that is only a file in the folder."""
+    (tmp_path / "skipping.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fieldlens.evaluation.protocols.base import Excerpt, Protocol, option\n"
+        "@dataclass(frozen=True)\n"
+        "class Skipping(Protocol):\n"
+        "    name, version, help = 'skipping', 1, 'one target after a gap'\n"
+        "    gap: int = option(2, 'Number of tokens to leave out')\n"
+        "    def excerpts(self, anchor, length, longest):\n"
+        "        return [Excerpt(anchor.document, anchor.offset - length, anchor.offset, 1)]\n"
+    )
+    (tmp_path / "study.toml").write_text(
+        'preset = "smoke"\nmodels = ["alibi"]\n[evaluate]\nlengths = [8]\nprotocol = "skipping"\ngap = 5\n'
+    )
+    program = (
+        "import sys\n"
+        "from fieldlens.evaluation import protocols\n"
+        "protocols.__path__.append(sys.argv[1])\n"
+        "from fieldlens.cli import main\n"
+        "from fieldlens.evaluation.request import EvalRequest\n"
+        "from fieldlens.study.plan import read_study, request_fields\n"
+        "(job,) = read_study(sys.argv[1] + '/study.toml').jobs\n"
+        "request = EvalRequest(None, **request_fields(job.evaluations[0]))\n"
+        "print(request.plan([8], None).protocol.about())\n"
+        "main(['evaluate', '--help'])\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env={**os.environ, "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "{'name': 'skipping', 'version': 1, 'gap': 5}" in child.stdout
+    assert "skipping: one target after a gap" in child.stdout
+    assert "Number of tokens to leave out, for the protocol skipping. Default: 2." in child.stdout
+
+
+def test_the_page_of_protocols_lists_every_option() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text()
+    for name, cls in registry().items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}`")]
+        for field in dataclasses.fields(cls):
+            assert f"`--{field.name}`" in row, f"the row of {name} lacks --{field.name}"

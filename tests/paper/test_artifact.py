@@ -12,7 +12,7 @@ from made_up_results import MadeUpResults, write_result
 
 from fieldlens.cli import main
 from fieldlens.core.errors import BadInput
-from fieldlens.evaluation.protocols import LastToken
+from fieldlens.evaluation.protocols.last_token import LastToken
 from fieldlens.paper.artifact import cut, find, redraw, state
 from fieldlens.paper.results import PaperResults
 from fieldlens.storage.sealed import read_sealed, write_sealed

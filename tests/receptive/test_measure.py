@@ -17,12 +17,12 @@ from fieldlens.evaluation.protocols import Anchor
 from fieldlens.evaluation.result import Evaluation
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.receptive.advice import advise, coverage
+from fieldlens.receptive.charts.profile import profile
 from fieldlens.receptive.check import Check
-from fieldlens.receptive.command import measure_all, theoretical
 from fieldlens.receptive.field import ReceptiveField
+from fieldlens.receptive.measure_models import measure_all, theoretical
 from fieldlens.receptive.report import page, summary
-from fieldlens.receptive.report_charts import profile
-from fieldlens.receptive.result import MeasureRequest
+from fieldlens.receptive.request import MeasureRequest
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1> & [bold]x[/bold] \x07"
 

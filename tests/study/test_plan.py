@@ -10,7 +10,7 @@ import small_studies
 
 from fieldlens.cli import main
 from fieldlens.core.errors import BadInput
-from fieldlens.evaluation import protocols
+from fieldlens.evaluation.protocols.last_token import LastToken
 from fieldlens.study.plan import job_from, read_study
 
 
@@ -47,7 +47,7 @@ def test_addresses_keep_training_apart_from_protocols(tmp_path: Path, monkeypatc
     before = job.config_hashes
     same = job_from(json.loads(json.dumps(job.to_json())))
     assert same.config_hashes == before
-    monkeypatch.setattr(protocols.LastToken, "version", 2)
+    monkeypatch.setattr(LastToken, "version", 2)
     after = job_from(job.to_json()).config_hashes
     assert after["training"] == before["training"]
     assert after["evaluations"] != before["evaluations"]

@@ -8,7 +8,7 @@ import pytest
 
 import fieldlens.training.recipe as recipes
 from fieldlens.core.errors import BadInput
-from fieldlens.receptive.result import MeasureRequest
+from fieldlens.receptive.request import MeasureRequest
 from fieldlens.storage.run_dir import Run
 from fieldlens.storage.sealed import digest
 from fieldlens.study import plan

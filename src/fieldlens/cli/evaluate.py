@@ -1,6 +1,7 @@
 """fieldlens evaluate: perplexity against context length."""
 
 import json
+from dataclasses import asdict, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,9 +10,22 @@ from cyclopts import Parameter
 from fieldlens.cli.console import console, show
 from fieldlens.cli.progress import Watcher
 from fieldlens.core.device import Machine
+from fieldlens.evaluation.protocols import options as protocol_options
+from fieldlens.evaluation.protocols import registry as protocols
 
 if TYPE_CHECKING:
     from fieldlens.evaluation.result import Evaluation
+
+PROTOCOL_HELP = "Evaluation protocol. " + "; ".join(f"{name}: {cls.help}" for name, cls in protocols().items()) + "."
+ProtocolOptions = make_dataclass(
+    "ProtocolOptions",
+    [
+        (name, Annotated[option.kind | None, Parameter(help=option.help)], None)
+        for name, option in protocol_options().items()
+    ],
+    frozen=True,
+)
+ProtocolOptions.__module__ = __name__
 
 
 def evaluate(
@@ -20,10 +34,8 @@ def evaluate(
     corpus: str | None = None,
     lengths: str = "64,128,256,512,1024",
     segments: int = 1000,
-    protocol: str = "last-token",
+    protocol: Annotated[str, Parameter(help=PROTOCOL_HELP)] = "last-token",
     window: int | None = None,
-    k: int | None = None,
-    stride: int | None = None,
     target_seed: int = 0,
     train_length: int | None = None,
     split: str = "test",
@@ -31,6 +43,7 @@ def evaluate(
     batch: int | None = None,
     out: Path = Path("evaluations"),
     as_json: Annotated[bool, Parameter(name="--json")] = False,
+    options: Annotated[ProtocolOptions, Parameter(name="*")] = ProtocolOptions(),  # type: ignore[valid-type] # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
     """Evaluate perplexity of the same targets against context length.
@@ -53,14 +66,8 @@ def evaluate(
         Comma-separated context lengths. A model's training length is added if it is below the longest.
     segments
         Number of segments to draw: one target each for last-token and by-position, several for other protocols.
-    protocol
-        Evaluation protocol: last-token (the paper's), last-k, non-overlapping, sliding or by-position.
     window
         Limit attention in every layer to this many keys. If the model has a window too, the smaller one applies.
-    k
-        Number of targets per segment, for the protocol last-k.
-    stride
-        Number of targets per excerpt, for the protocol sliding.
     target_seed
         Seed for drawing the targets; all models get the same targets.
     train_length
@@ -77,7 +84,8 @@ def evaluate(
         Print JSON.
     """
     from fieldlens.core.errors import BadInput
-    from fieldlens.evaluation.command import EvalRequest, evaluate_all
+    from fieldlens.evaluation.evaluate_models import evaluate_all
+    from fieldlens.evaluation.request import EvalRequest
 
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
@@ -88,7 +96,7 @@ def evaluate(
         segments=segments,
         protocol=protocol,
         window=window,
-        options={"k": k, "stride": stride},
+        options=asdict(options),
         target_seed=target_seed,
         train_length=train_length,
         split=split,
@@ -115,7 +123,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def _print(results: "list[tuple[Path, Evaluation]]", out: Path) -> None:
-    from fieldlens.evaluation.command import summary
+    from fieldlens.evaluation.summary import summary
 
     screen = console()
     for table in summary([evaluation for _, evaluation in results]):

@@ -68,7 +68,8 @@ def generate(
     as_json
         Print JSON at the end, instead of streaming the text.
     """
-    from fieldlens.generation.command import GenerateRequest, answer
+    from fieldlens.generation.generate_text import generate_text
+    from fieldlens.generation.request import GenerateRequest
     from fieldlens.generation.sampling import Sampling
 
     request = GenerateRequest(
@@ -85,7 +86,7 @@ def generate(
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot encode become question marks
     show, note = (_ignore, _ignore) if as_json else (_show, _note)
-    output = answer(model, request, device, dtype, show, note)
+    output = generate_text(model, request, device, dtype, show, note)
     if as_json:
         print(json.dumps(output.to_json(), ensure_ascii=False))
         return

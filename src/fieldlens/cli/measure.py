@@ -78,8 +78,8 @@ def measure(
         Print JSON.
     """
     from fieldlens.core.errors import BadInput
-    from fieldlens.receptive.command import measure_all
-    from fieldlens.receptive.result import MeasureRequest
+    from fieldlens.receptive.measure_models import measure_all
+    from fieldlens.receptive.request import MeasureRequest
 
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")

@@ -1,4 +1,4 @@
-"""Human-readable durations and sizes, and the format of Hugging Face ids."""
+"""Human-readable durations and sizes, names as file names, and the format of Hugging Face ids."""
 
 import re
 
@@ -18,3 +18,8 @@ def format_bytes(size: float) -> str:
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size:.0f} bytes"
+
+
+def slug(name: str) -> str:
+    """A name as part of a file name: other characters are replaced by hyphens."""
+    return re.sub(r"[^\w.=,+-]+", "-", name).strip("-.") or "model"

@@ -60,7 +60,7 @@ def perplexity(
     batch
         Maximum batch size; default: as large as memory allows.
     **options
-        Options of the protocol: k for last-k, stride for sliding.
+        Options of the protocol, as in `fieldlens evaluate`: k for last-k, stride for sliding.
     """
     documents = [tokens] if isinstance(tokens, Tensor) else list(tokens)
     for document in documents:

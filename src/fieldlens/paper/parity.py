@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import BadInput
-from fieldlens.evaluation.command import slug
+from fieldlens.core.format import slug
 from fieldlens.models.decoder import Config, Decoder
 from fieldlens.storage.provenance import provenance
 from fieldlens.storage.results import write_result

@@ -7,16 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fieldlens.receptive.advice import advise, coverage
+from fieldlens.receptive.advice import advise
+from fieldlens.receptive.charts import CHARTS
+from fieldlens.receptive.charts.fields_table import CELLS, cells
 from fieldlens.receptive.field import LEVELS, ReceptiveField
-from fieldlens.receptive.report_charts import (
-    check_blocks,
-    cumulative_chart,
-    heat_maps,
-    layer_chart,
-    probe_chart,
-    profile_chart,
-)
 from fieldlens.receptive.result import Measurement
 from fieldlens.reporting import blocks as report
 from fieldlens.reporting import plots as draw
@@ -54,26 +48,12 @@ segments differ.
 def summary(measurements: Sequence[Measurement]) -> Table:
     """One row per model: the number of most recent tokens that hold 50, 90, 95 and 99% of the gradient."""
     rows = [
-        [measurement.name, *(["undefined"] if measurement.field.status else _cells(measurement.field))]
+        [measurement.name, *(["undefined"] if measurement.field.status else cells(measurement.field))]
         for measurement in measurements
     ]
     title = f"most recent tokens that hold 50, 90, 95, 99% of the gradient, of {_lengths(measurements)}"
     notes = [f"{measurement.name}: {sentence}" for measurement in measurements for sentence in advice(measurement)]
     return Table(["model", *CELLS], rows, title, notes)
-
-
-CELLS = (*(f"{level:.0%}" for level in LEVELS), "99% / L_tr", "first token", "coverage")
-
-
-def _cells(field: ReceptiveField) -> list[str]:
-    """The cells of a table row, one for each of CELLS."""
-    share = coverage(field)["share"]
-    return [
-        *(f"{field.erf(level):,}" for level in LEVELS),
-        f"{field.erf(0.99) / field.train_length:.2g}" if field.train_length else "–",
-        f"{field.first_share:.1%}",
-        "–" if share is None else f"{share:.1%}",
-    ]
 
 
 def _lengths(measurements: Sequence[Measurement]) -> str:
@@ -126,16 +106,8 @@ def blocks(measurements: Sequence[Measurement], command: str) -> list[report.Blo
     parts: list[report.Block] = []
     for measurement in measurements:
         parts += _headline(measurement, colours[id(measurement)][0], named=len(measurements) > 1)
-    if defined:
-        parts += [
-            *cumulative_chart(defined, colours),
-            *_table(defined),
-            *profile_chart(defined, colours),
-            *layer_chart(defined, colours),
-            *probe_chart(defined, colours),
-            *check_blocks(defined, colours),
-            *heat_maps(defined, colours),
-        ]
+    for chart in CHARTS if defined else ():
+        parts += chart(defined, colours)
     target = measurements[0].about["asked"]["target"]
     return [*parts, *_explanation(target), *_provenance(measurements, command)]
 
@@ -156,27 +128,6 @@ def _headline(measurement: Measurement, colour: str, named: bool) -> list[report
 def _quartiles(field: ReceptiveField, level: float) -> str:
     low, middle, high = np.quantile(field.erfs(level), [0.25, 0.5, 0.75])
     return f"segments: median {middle:,.0f}, quartiles {low:,.0f}–{high:,.0f}"
-
-
-def _table(measurements: Sequence[Measurement]) -> list[report.Block]:
-    windows = any(measurement.about["theoretical"] for measurement in measurements)
-    columns = ["model", *CELLS, "99% without first", "trained at", *(["windows reach"] if windows else [])]
-    rows = []
-    for measurement in measurements:
-        field, theoretical = measurement.field, measurement.about["theoretical"]
-        rows.append(
-            [
-                measurement.name,
-                *_cells(field),
-                f"{field.erf(0.99, without_first=True):,}" if field.stands_alone else "–",
-                f"{field.train_length:,}" if field.train_length else "unknown",
-                *([f"{theoretical['exact']:,}" if theoretical else "all"] if windows else []),
-            ]
-        )
-    notes = ["Number of most recent tokens that hold this share of the gradient; without first: first token excluded."]
-    table = Table(columns, rows, "", notes)
-    copies = {"Markdown": table.markdown(), "LaTeX": table.latex()}
-    return [report.table(columns, rows, "Receptive fields", notes, copies)]
 
 
 TARGETS = {"log-likelihood": "log p(true next token)", "top-logit": "the largest logit"}

@@ -17,7 +17,8 @@ from fieldlens.evaluation.runner import Watch
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.cost import SHARE, backward, forward
 from fieldlens.receptive.input_gradients import EmbeddingHook, embedding_hook
-from fieldlens.receptive.result import HeatMap, MeasureRequest
+from fieldlens.receptive.request import MeasureRequest
+from fieldlens.receptive.result import HeatMap
 
 SHORT = 128
 """Tokens of the trial run from which the duration is estimated."""

@@ -1,4 +1,4 @@
-"""HTML reports: one self-contained file with interactive charts, in light and dark."""
+"""Building blocks of HTML reports: one self-contained file with interactive charts, in light and dark."""
 
 import base64
 import hashlib

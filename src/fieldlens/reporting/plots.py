@@ -1,4 +1,4 @@
-"""Matplotlib figures with one colour and marker per scheme."""
+"""Matplotlib figures (PNG, SVG, PDF) with one colour and marker per scheme; the HTML report has its own charts."""
 
 import math
 from collections.abc import Sequence

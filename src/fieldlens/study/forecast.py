@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fieldlens.core.errors import BadInput
-from fieldlens.receptive.command import LENGTH
+from fieldlens.receptive.measure_models import LENGTH
 from fieldlens.storage.sealed import read_json
 from fieldlens.study.plan import Job, Study
 from fieldlens.study.state import StudyPaths, record_of

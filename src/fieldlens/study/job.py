@@ -23,12 +23,14 @@ from fieldlens.core.errors import BadInput, FieldlensError
 from fieldlens.data.corpus import open_corpus
 from fieldlens.data.text import read_text
 from fieldlens.data.tokens import tokenize
-from fieldlens.evaluation.command import EvalRequest, evaluate_all
 from fieldlens.evaluation.evaluate import draw_anchors
+from fieldlens.evaluation.evaluate_models import evaluate_all
+from fieldlens.evaluation.request import EvalRequest
 from fieldlens.evaluation.result import Evaluation
 from fieldlens.evaluation.statistics import finite
-from fieldlens.receptive.command import measure_all
-from fieldlens.receptive.result import Measurement, MeasureRequest, save_measurement
+from fieldlens.receptive.measure_models import measure_all
+from fieldlens.receptive.request import MeasureRequest
+from fieldlens.receptive.result import Measurement, save_measurement
 from fieldlens.storage.atomic import hash_of, replace_file
 from fieldlens.storage.run_dir import Occupied, Run, locked
 from fieldlens.storage.sealed import write_sealed

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from fieldlens.core.errors import BadInput, unknown
+from fieldlens.core.format import slug
 from fieldlens.data.corpus import BUILT_IN, open_corpus
-from fieldlens.evaluation.command import EvalRequest, slug
-from fieldlens.receptive.result import RULES, MeasureRequest
+from fieldlens.evaluation.protocols import options as protocol_options
+from fieldlens.evaluation.request import EvalRequest
+from fieldlens.receptive.request import MeasureRequest
+from fieldlens.receptive.result import RULES
 from fieldlens.schemes.spec import canonical, source_of
 from fieldlens.storage.atomic import hash_of
 from fieldlens.storage.sealed import digest
@@ -31,8 +34,8 @@ VERSION = 1
 """Version of the configuration hashes."""
 
 EVALUATE = {
-    "lengths": list, "segments": int, "protocol": str, "window": int, "k": int, "stride": int, "target_seed": int,
-    "split": str, "models": list,
+    "lengths": list, "segments": int, "protocol": str, "window": int, "target_seed": int, "split": str,
+    "models": list, **{name: option.kind for name, option in protocol_options().items()},
 }  # fmt: skip
 MEASURE = {
     "length": int, "segments": int, "target": str, "average": str, "window": int, "target_seed": int, "split": str,
@@ -296,8 +299,8 @@ def _without_models(request: dict[str, Any]) -> dict[str, Any]:
 
 def request_fields(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an EvalRequest, with the options of the protocol in `options`."""
-    fields = {key: value for key, value in request.items() if key not in ("k", "stride")}
-    options = {key: request.get(key) for key in ("k", "stride")}
+    fields = {key: value for key, value in request.items() if key not in protocol_options()}
+    options = {key: request.get(key) for key in protocol_options()}
     return {**fields, "lengths": tuple(request["lengths"]), "options": options}
 
 

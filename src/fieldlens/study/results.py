@@ -10,6 +10,7 @@ from typing import Any
 
 from fieldlens.core.errors import BadInput
 from fieldlens.evaluation.compare import ALIKE, Comparison, compare
+from fieldlens.evaluation.protocols import options as protocol_options
 from fieldlens.evaluation.result import Evaluation, read_evaluation
 from fieldlens.receptive.result import Measurement, read_measurement
 from fieldlens.storage.sealed import read_json
@@ -151,7 +152,7 @@ def _comparable(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
 def _description(request: dict[str, Any]) -> str:
     """An evaluation request in words: last-token, up to 4,096 tokens, 1,000 targets."""
     words = [request.get("protocol", "last-token")]
-    options = ("k", "stride", "window", "target_seed")
+    options = (*protocol_options(), "window", "target_seed")
     words += [f"{key} {request[key]}" for key in options if request.get(key) is not None]
     words += [f"{request['split']} split"] if request.get("split", "test") != "test" else []
     longest, count = max(request["lengths"]), request.get("segments", 1000)

@@ -1,4 +1,4 @@
-"""The measure command: from names of models and a text to receptive fields."""
+"""Measures models by name: loads models and texts, and measures one receptive field after another."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,8 @@ from fieldlens.models.origin import Origin, find_model, unique_names
 from fieldlens.models.texts import read_texts
 from fieldlens.receptive.check import check, probe
 from fieldlens.receptive.field import ReceptiveField
-from fieldlens.receptive.result import Measurement, MeasureRequest
+from fieldlens.receptive.request import MeasureRequest
+from fieldlens.receptive.result import Measurement
 from fieldlens.receptive.runner import LAYER_SEGMENTS, GradientRunner
 from fieldlens.storage.provenance import provenance
 

@@ -1,8 +1,7 @@
-"""The generate command: from a model name and a prompt to streamed text."""
+"""Generates text with a model by name: loads it, reads the prompt and streams the continuation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,54 +9,16 @@ from torch import Tensor
 
 from fieldlens.core.errors import BadInput
 from fieldlens.core.format import format_bytes, format_duration
-from fieldlens.data.documents import File
 from fieldlens.data.tokenizer import Coder, bos_token_id, eos_token_ids
 from fieldlens.generation.detokenize import Detokenizer
 from fieldlens.generation.generate import Generation, generate, parse_prompts, plan
-from fieldlens.generation.sampling import Sampling
+from fieldlens.generation.request import GenerateRequest
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.loading import load
 from fieldlens.models.origin import find_model
 from fieldlens.storage.provenance import provenance
 
 KIND = "fieldlens generation"
-
-
-@dataclass(frozen=True)
-class GenerateRequest:
-    """Options of `fieldlens generate`."""
-
-    prompt: str | None = None
-    file: Path | None = None
-    tokens: int = 200
-    mode: str | None = None
-    window: int | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    past_end: bool = False
-    """Continue after the end-of-text token."""
-    train_length: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise BadInput(f"tokens must be at least 1, got {self.tokens}")
-        if (self.prompt is None) == (self.file is None):
-            raise BadInput("give either --prompt TEXT or --prompt-file FILE")
-
-    def text(self) -> str:
-        """Return the prompt, unchanged."""
-        if self.file is not None:
-            if not self.file.exists() or self.file.is_dir():
-                raise BadInput(f"{self.file} is not a file: --prompt-file takes a text file")
-            (text,) = File("prompt", self.file, None).documents()
-        else:
-            text = self.prompt or ""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise BadInput(f"the prompt is not valid UTF-8 at character {error.start}") from None
-        if not text:
-            raise BadInput("the prompt is empty: at least one character is required")
-        return text
 
 
 @dataclass(frozen=True)
@@ -100,7 +61,7 @@ class GenerationOutput:
         return f"{speed}, first token after {first}, cache {cache}, {counts}"
 
 
-def answer(
+def generate_text(
     model: str,
     request: GenerateRequest,
     device: torch.device,

@@ -1,61 +1,27 @@
-"""The evaluate command: loads models and texts by name, evaluates them and writes result files."""
+"""Evaluates models by name: loads models and texts, evaluates one after another and writes result files."""
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from fieldlens.core.errors import BadInput, unknown
-from fieldlens.data.corpus import SPLITS
+from fieldlens.core.errors import BadInput
+from fieldlens.core.format import slug
 from fieldlens.data.text import Text
 from fieldlens.evaluation.evaluate import address, draw_anchors, evaluate
-from fieldlens.evaluation.protocols import Anchor, Eligible, draw, protocol
-from fieldlens.evaluation.result import KIND, Evaluation, Plan, read_evaluation
+from fieldlens.evaluation.protocols import Anchor, Eligible, draw
+from fieldlens.evaluation.request import EvalRequest
+from fieldlens.evaluation.result import KIND, Evaluation, read_evaluation
 from fieldlens.evaluation.runner import Watch
-from fieldlens.evaluation.verdict import describe
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, unique_names
 from fieldlens.models.texts import read_texts
-from fieldlens.reporting.table import Table, figure
-from fieldlens.schemes.window import check_window
 from fieldlens.storage.results import write_result
 from fieldlens.storage.sealed import digest
-
-
-@dataclass(frozen=True)
-class EvalRequest:
-    """Options of `fieldlens evaluate`."""
-
-    corpus: str | None
-    lengths: tuple[int, ...]
-    segments: int = 1000
-    protocol: str = "last-token"
-    window: int | None = None
-    options: dict[str, int | None] | None = None
-    target_seed: int = 0
-    train_length: int | None = None
-    split: str = "test"
-    align: str = "tokens"
-    batch: int | None = None
-    text: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.corpus is not None and self.text is not None:
-            raise BadInput("give either --text or --corpus, not both")
-        if self.segments < 1:
-            raise BadInput(f"segments must be at least 1, got {self.segments}")
-        if self.split not in SPLITS:
-            raise unknown("split", self.split, SPLITS)
-        check_window(self.window)
-
-    def plan(self, lengths: Sequence[int], bos: int | None) -> Plan:
-        chosen = protocol(self.protocol, **(self.options or {}))
-        return Plan(chosen, tuple(lengths), self.segments, self.target_seed, self.window, bos)
 
 
 @dataclass(frozen=True)
@@ -186,11 +152,6 @@ def _record_diverged(origin: Origin, request: EvalRequest, out: Path) -> tuple[P
     return path, Evaluation(about, {}, [])
 
 
-def slug(name: str) -> str:
-    """A name as part of a file name: other characters are replaced by hyphens."""
-    return re.sub(r"[^\w.=,+-]+", "-", name).strip("-.") or "model"
-
-
 def _plot(evaluations: Sequence[Evaluation], out: Path) -> None:
     from fieldlens.reporting import plots
 
@@ -199,56 +160,3 @@ def _plot(evaluations: Sequence[Evaluation], out: Path) -> None:
         panel = plots.perplexity_lines([evaluation.line() for evaluation in alive], alive[0].quantity)
         for ending in ("png", "svg"):
             plots.save(plots.figure_of(panel), out / f"perplexity.{ending}")
-
-
-def summary(evaluations: Sequence[Evaluation]) -> list[Table]:
-    """Tables that the command prints: perplexities with their intervals, and the verdict on each model."""
-    alive = [evaluation for evaluation in evaluations if evaluation.losses]
-    diverged = [
-        [_display_name(evaluation, evaluations), "diverged"] for evaluation in evaluations if not evaluation.losses
-    ]
-    tables = [Table(["model", "state"], diverged)] if diverged else []
-    if alive:
-        verdicts = [_verdict_row(evaluation, alive) for evaluation in alive]
-        tables = [_scores(alive), Table(["model", "verdict", "evidence"], verdicts), *tables]
-    return tables
-
-
-def _scores(alive: Sequence[Evaluation]) -> Table:
-    lengths = sorted({length for evaluation in alive for length in evaluation.losses})
-    rows = []
-    for evaluation in alive:
-        by_length = {row["length"]: row for row in evaluation.rows()}
-        scores = [figure(evaluation.score(n), 4) if n in by_length else "" for n in lengths]
-        rows.append([_display_name(evaluation, alive), *scores])
-        rows.append(["  95%", *(_interval(by_length[n]) if n in by_length else "" for n in lengths)])
-    first = alive[0].about
-    text, count, documents = first["data"], len(alive[0].targets), len(set(alive[0].documents.tolist()))
-    title = [f"{alive[0].quantity} by context length: {text['corpus']}"]
-    title += [f"{text['split']} split"] if text["split"] else []
-    drawn = f"{count} targets in {documents} document{'s' if documents > 1 else ''}"
-    title += [first["protocol"]["name"], f"{drawn}; intervals over {alive[0].units()[1]}"]
-    return Table(["model", *map(str, lengths)], rows, ", ".join(title))
-
-
-def _interval(row: dict[str, Any]) -> str:
-    low, high = (figure(value, 3) if value is not None else "–" for value in (row["low"], row["high"]))
-    return f"{low}–{high}"
-
-
-def _display_name(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> str:
-    """Name of a model, with its folder if another model has the same name."""
-    model = evaluation.about["model"]
-    namesakes = [other for other in evaluations if other.about["model"]["name"] == model["name"]]
-    return f"{model['name']} ({model['folder']})" if len(namesakes) > 1 and "folder" in model else str(model["name"])
-
-
-def _verdict_row(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> list[str]:
-    name, verdict = _display_name(evaluation, evaluations), evaluation.verdict
-    if verdict["verdict"] is None:
-        return [name, "no verdict", verdict["reason"]]
-    length = verdict["first"] or max(verdict["evidence"], key=lambda row: abs(row["difference"]))["length"]
-    row = next(row for row in verdict["evidence"] if row["length"] == length)
-    p = "" if row["p_holm"] is None else f", p = {row['p_holm']:.2g} (sign-flip test over {verdict['resampled']}, Holm)"
-    evidence = f"× {figure(row['ratio'], 3)} at {length} against {verdict['train_length']}{p}"
-    return [name, describe(verdict), evidence]

@@ -1,0 +1,46 @@
+"""What to measure: the options of `fieldlens measure` and of a study's measurement."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from fieldlens.core.errors import BadInput, unknown
+from fieldlens.data.corpus import SPLITS
+from fieldlens.receptive.field import Average
+from fieldlens.receptive.input_gradients import Target
+from fieldlens.schemes.window import check_window
+
+
+@dataclass(frozen=True)
+class MeasureRequest:
+    """The options of `fieldlens measure`."""
+
+    corpus: str | None = None
+    text: Path | None = None
+    length: int | None = None
+    segments: int = 20
+    target: Target = "log-likelihood"
+    average: Average = "shares"
+    window: int | None = None
+    plain: bool = False
+    """Skip layers and heat maps."""
+    probe: bool = False
+    check: bool = False
+    targets: int = 200
+    target_seed: int = 0
+    train_length: int | None = None
+    split: str = "test"
+
+    def __post_init__(self) -> None:
+        for name in ("segments", "targets"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.length is not None and self.length < 2:
+            raise BadInput(f"length must be at least 2, got {self.length}")
+        if self.corpus is not None and self.text is not None:
+            raise BadInput("give either --text or --corpus, not both")
+        choices = (("target", get_args(Target)), ("average", get_args(Average)), ("split", SPLITS))
+        for name, allowed in choices:
+            if getattr(self, name) not in allowed:
+                raise unknown(name, getattr(self, name), allowed)
+        check_window(self.window)
