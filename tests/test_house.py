@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "fieldlens"
 # Reading order: a room imports only from rooms above it, and a module only from modules before it in its room.
 ROOMS = {
     "core": "errors format memory device distributed",
-    "storage": "atomic folders sealed provenance checkpoints content_cache results run_dir",
+    "storage": "atomic writable journal folders sealed provenance checkpoints content_cache results run_dir",
     "schemes": "window base discovery * spec __init__ validation",
     "kernels": "layout rotary blocks cpu_flash attention",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",

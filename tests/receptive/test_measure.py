@@ -3,11 +3,13 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from families import build
+from safetensors.torch import load_file, save_file
 from short_training import short_runs
 
 from fieldlens.cli import main
@@ -20,9 +22,12 @@ from fieldlens.receptive.advice import advise, coverage
 from fieldlens.receptive.charts.profile import profile
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.field import ReceptiveField
+from fieldlens.receptive.input_gradients import EmbeddingHook
 from fieldlens.receptive.measure_models import measure_all, theoretical
 from fieldlens.receptive.report import page, summary
 from fieldlens.receptive.request import MeasureRequest
+from fieldlens.receptive.runner import GradientRunner
+from fieldlens.storage import atomic
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=1> & [bold]x[/bold] \x07"
 
@@ -366,3 +371,78 @@ def test_cache_bytes_are_in_the_dtype_of_the_configuration(
     kept = 5 * min(6, smallest["tokens"]) + smallest["tokens"]
     assert smallest["cache_bytes"] == kept * key
     assert smallest["cache_saved"] == 1 - kept / (5 * 6 + 96)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The segments that are computed, one at a time and without a trial run."""
+    counts: list[int] = []
+    norms = EmbeddingHook.norms
+
+    def counted(self: EmbeddingHook, ids_BT: torch.Tensor, *options: Any) -> torch.Tensor:
+        counts.append(len(ids_BT))
+        return norms(self, ids_BT, *options)
+
+    monkeypatch.setattr(EmbeddingHook, "norms", counted)
+    monkeypatch.setattr(GradientRunner, "_estimate", lambda self: None)
+    monkeypatch.setattr("fieldlens.receptive.runner.SEGMENTS_AT_ONCE", 1)
+    return counts
+
+
+def test_a_measurement_that_fails_at_any_change_to_the_disk_goes_on_where_it_was(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[int]
+) -> None:
+    request = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=3, plain=True, check=True, targets=5)
+    options = ([str(home / "alibi")], request, torch.device("cpu"), torch.float32)
+    (whole,) = measure_all(*options)
+    monkeypatch.setattr(atomic, "_changes", 0)
+    measure_all(*options, journals=tmp_path / "counted")
+    changes = atomic._changes
+    assert changes > 3 * 3
+    for number in (*range(1, 10), *range(10, changes, 9)):
+        computed.clear()
+        monkeypatch.setattr(atomic, "_changes", 0)
+        monkeypatch.setenv(atomic.FAILPOINT, f"{number}:ENOSPC")
+        with pytest.raises(OSError, match="No space left"):
+            measure_all(*options, journals=tmp_path / str(number))
+        monkeypatch.delenv(atomic.FAILPOINT)
+        (resumed,) = measure_all(*options, journals=tmp_path / str(number))
+        assert sum(computed) <= 4, f"at change {number}: {sum(computed)} segments were computed instead of 3"
+        assert resumed.to_json() == whole.to_json()
+        assert np.array_equal(resumed.field.norms_NT, whole.field.norms_NT)
+
+
+def test_a_measurement_whose_report_cannot_be_written_is_not_computed_again(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[int]
+) -> None:
+    monkeypatch.setattr(atomic, "_changes", 0)
+    monkeypatch.setenv(atomic.FAILPOINT, "12:ENOSPC")
+    with pytest.raises(SystemExit) as stop:
+        measure(home / "alibi", "--plain")
+    assert stop.value.code == 4
+    assert len(list((tmp_path / "lens").glob("*.part"))) == 1
+    monkeypatch.delenv(atomic.FAILPOINT)
+    measure(home / "alibi", "--plain")
+    assert computed == [1, 1, 1]
+    assert not list((tmp_path / "lens").glob("*.part"))
+
+
+def test_a_resumed_measurement_keeps_why_segments_are_undefined(home: Path, tmp_path: Path) -> None:
+    request = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=3, plain=True)
+    shutil.copytree(home / "alibi" / "model", tmp_path / "dead")
+    weights = load_file(tmp_path / "dead" / "model.safetensors")
+    save_file(
+        {name: torch.zeros_like(value) for name, value in weights.items()}, tmp_path / "dead" / "model.safetensors"
+    )
+    (tmp_path / "dead" / "manifest.json").unlink()
+    options = ([str(tmp_path / "dead")], request, torch.device("cpu"), torch.float32)
+    first, again = (measure_all(*options, journals=tmp_path / "out")[0].field for _ in range(2))
+    assert "does not depend on the text" in first.status
+    assert again.status == first.status
+
+
+def test_segments_of_another_length_or_model_are_not_reused(home: Path, tmp_path: Path) -> None:
+    for length, model in ((64, "alibi"), (65, "alibi"), (64, "none:window=4")):
+        request = MeasureRequest(corpus=str(home / "corpus"), length=length, segments=2, plain=True)
+        measure_all([str(home / model)], request, torch.device("cpu"), torch.float32, journals=tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("measure-*.part"))) == 3

@@ -47,8 +47,11 @@ def compare(
     from fieldlens.evaluation.compare import compare as compare_evaluations
     from fieldlens.evaluation.result import read_evaluation
     from fieldlens.reporting.table import records_csv
+    from fieldlens.storage.writable import check_folder
 
     machine.start()
+    if out is not None:
+        check_folder(out)
     if not results:
         raise BadInput("nothing to compare: give result files of fieldlens evaluate")
     files = [file for path in results for file in (_results_in(path) if path.is_dir() else [path])]

@@ -38,7 +38,7 @@ def measure(
 
     Works with any causal language model. For each segment, the gradient of the prediction with respect to every input
     embedding is computed. The report shows how many of the most recent tokens hold 50, 90, 95 and 99 % of it, and how
-    to interpret these numbers.
+    to interpret these numbers. An interrupted measurement resumes: finished segments are kept in the output folder.
 
     Parameters
     ----------
@@ -78,8 +78,9 @@ def measure(
         Print JSON.
     """
     from fieldlens.core.errors import BadInput
-    from fieldlens.receptive.measure_models import measure_all
+    from fieldlens.receptive.measure_models import measure_all, remove_journals
     from fieldlens.receptive.request import MeasureRequest
+    from fieldlens.storage.writable import check_folder
 
     if not models:
         raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
@@ -88,19 +89,19 @@ def measure(
         plain=plain, probe=probe, check=check, targets=targets, target_seed=target_seed, train_length=train_length,
         split=split,
     )  # fmt: skip
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out must be a folder, but {out} is a file")
+    check_folder(out)
     device, dtype = machine.start()
     if dtype.itemsize < 4:
         import torch
 
         dtype = torch.float32  # gradients in half precision are mostly round-off
     with Watcher(console(stderr=True), quiet=as_json) as watcher:
-        measurements = measure_all(list(models), request, device, dtype, watcher.watch)
+        measurements = measure_all(list(models), request, device, dtype, watcher.watch, journals=out)
 
     from fieldlens.receptive.report import summary, write
 
     write(measurements, out, ["fieldlens", *sys.argv[1:]])
+    remove_journals(out)
     if as_json:
         print(json.dumps([measurement.to_json() for measurement in measurements], ensure_ascii=False))
     else:

@@ -61,9 +61,12 @@ def paper(
     from fieldlens.core.errors import BadInput
     from fieldlens.paper.artifact import find, registry
     from fieldlens.paper.results import PaperResults
+    from fieldlens.storage.writable import check_folder
     from fieldlens.study.plan import read_study
     from fieldlens.study.state import StudyPaths
 
+    if name is not None:
+        check_folder(out)
     plan = read_study(study)
     folder = results or Path("results") / plan.name
     artifacts = [] if name in (None, "claims") else list(registry().values()) if name == "all" else [find(str(name))]

@@ -59,6 +59,7 @@ def schemes(
     from fieldlens.reporting.plots import bias_by_distance, check_format
     from fieldlens.schemes.discovery import registry
     from fieldlens.schemes.spec import scheme
+    from fieldlens.storage.writable import check_file
 
     device, dtype = machine.start()
     torch.manual_seed(0)  # learned biases are plotted as initialised
@@ -66,6 +67,7 @@ def schemes(
         raise BadInput("--heatmap needs an output file: add --plot FILE.png")
     if plot is not None:
         check_format(plot)
+        check_file(plot, "--plot")
     if head is not None and not 1 <= head <= heads:
         raise BadInput(f"--head must be between 1 and {heads}, the number of heads, got {head}")
     length = length if length is not None else (8192 if heatmap or fit else 512)

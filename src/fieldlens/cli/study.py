@@ -154,8 +154,11 @@ def conduct(
     quiet: bool = False,
 ) -> None:
     """Run the remaining jobs of a study and print progress."""
+    from fieldlens.storage.writable import check_folder
     from fieldlens.study.controller import Controller
 
+    check_folder(paths.results)
+    check_folder(paths.runs, "--runs")
     if worker_options.executor != "ray":
         machine.start()  # report an unusable device or dtype once, not in every job
     workers = worker_options.count(machine)

@@ -22,6 +22,7 @@ from fieldlens.models.origin import Origin, find_model, unique_names
 from fieldlens.models.texts import read_texts
 from fieldlens.storage.results import write_result
 from fieldlens.storage.sealed import digest
+from fieldlens.storage.writable import check_folder
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ def evaluate_all(
     request.plan(request.lengths, None)
     if request.batch is not None and request.batch < 1:
         raise BadInput(f"batch must be at least 1, got {request.batch}")
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out must be a folder, but {out} is a file")
+    check_folder(out)
     texts = read_texts(origins, request.text, request.corpus, request.split)
     samples = _draw_samples(texts, request)
     context = _Context(out, device, dtype, watch)

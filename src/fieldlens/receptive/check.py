@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,8 +124,12 @@ def check(
     seed: int,
     about: dict[str, Any],
     watch: Watch,
+    journal: Path | None = None,
 ) -> Check:
-    """Measure perplexity by context length, and by window at the longest context, on the same targets."""
+    """Measure perplexity by context length, and by window at the longest context, on the same targets.
+
+    Partial results are kept beside `journal`, from which an interrupted check resumes.
+    """
     lengths = {2**n for n in range(4, 30) if 2**n < length} | {length}
     if adapter.train_length and adapter.train_length < length:
         lengths.add(adapter.train_length)
@@ -135,12 +140,17 @@ def check(
     }
     plan = Plan(protocol("last-token"), tuple(lengths), targets, seed, window, text.bos)
     anchors = draw_anchors(text.documents, plan)
-    contexts = evaluate(adapter, text.documents, plan, anchors=anchors, **options)
+
+    def kept(name: str) -> Path | None:
+        return journal and journal.with_name(f"{journal.stem}-{targets}-{name}{journal.suffix}")
+
+    contexts = evaluate(adapter, text.documents, plan, anchors=anchors, journal=kept("contexts"), **options)
     widest = max(min(min_window(own, window) or length, length) for own in adapter.windows)
     windows = {}
     for width in _candidate_windows(adapter, widest):
         windowed = Plan(protocol("last-token"), (length,), targets, seed, width, text.bos)
-        windows[width] = evaluate(adapter, text.documents, windowed, anchors=anchors, **options)
+        partial = kept(f"window-{width}")
+        windows[width] = evaluate(adapter, text.documents, windowed, anchors=anchors, journal=partial, **options)
     dtype = adapter.named_dtype or adapter.dtype
     sizes = {f"context {tokens}": adapter.cache_size(tokens, window) for tokens in lengths}
     sizes |= {f"window {width}": adapter.cache_size(length, width) for width in windows}

@@ -1,6 +1,7 @@
 """Measures models by name: loads models and texts, and measures one receptive field after another."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from fieldlens.models.texts import read_texts
 from fieldlens.receptive.check import check, probe
 from fieldlens.receptive.field import ReceptiveField
 from fieldlens.receptive.request import MeasureRequest
-from fieldlens.receptive.result import Measurement
+from fieldlens.receptive.result import RULES, Measurement
 from fieldlens.receptive.runner import LAYER_SEGMENTS, GradientRunner
+from fieldlens.storage.journal import Journal
 from fieldlens.storage.provenance import provenance
+from fieldlens.storage.sealed import digest
 
 BESIDES = "also reads its tokens outside the embedding layer: shares do not include that path"
 
@@ -32,6 +35,9 @@ MIN_TOKENS = 3
 LENGTH = 2048
 """Default number of context tokens, if the model and the text have as many."""
 
+JOURNAL = "measure-{}.part"
+"""Name of the file that keeps the segments of an interrupted measurement."""
+
 
 def measure_all(
     models: Sequence[str],
@@ -39,15 +45,20 @@ def measure_all(
     device: torch.device,
     dtype: torch.dtype,
     watch: Watch = lambda event: None,
+    journals: Path | None = None,
 ) -> list[Measurement]:
-    """Measure models one after another; all models and texts are checked first."""
+    """Measure models one after another; all models and texts are checked first.
+
+    Finished segments are kept in the folder `journals`, from which an interrupted measurement resumes. The caller
+    removes them (`remove_journals`) once it has written the result.
+    """
     origins = [find_model(name) for name in models]
     for origin in origins:
         if origin.diverged:
             raise BadInput(f"{origin.text} diverged during training: there is no model to measure")
     texts = read_texts(origins, request.text, request.corpus, request.split)
     return [
-        _measure(origin, name, texts[origin.tokenizer], request, device, dtype, watch)
+        _measure(origin, name, texts[origin.tokenizer], request, device, dtype, watch, journals)
         for origin, name in zip(origins, unique_names(origins), strict=True)
     ]
 
@@ -60,6 +71,7 @@ def _measure(
     device: torch.device,
     dtype: torch.dtype,
     watch: Watch,
+    journals: Path | None,
 ) -> Measurement:
     watch({"stage": name})
     model = load(origin, device, dtype, request.train_length)
@@ -72,8 +84,13 @@ def _measure(
     if available < targets:
         raise BadInput(f"--check needs {targets} targets, but this text has only {available}: use fewer --targets")
     anchors = draw(spans, request.segments, request.target_seed)
+    asked = {
+        "length": length, "segments": request.segments, "target": request.target, "average": request.average,
+        "window": request.window, "target_seed": request.target_seed, "bos": text.bos,
+    }  # fmt: skip
+    journal = journals / JOURNAL.format(_address(model.about, text, asked)) if journals else None
     gradients = GradientRunner(adapter, text, length, request, watch)
-    norms_NT = gradients.norms(anchors)
+    norms_NT = gradients.norms(anchors, Journal(journal) if journal else None)
     hook = gradients.embedding_hook
     field = ReceptiveField(norms_NT, request.average, name, adapter.train_length, text.bos is not None, hook.reason)
     if hook.has_other_inputs:
@@ -86,19 +103,29 @@ def _measure(
         probe_result = probe(adapter, list(gradients.rows(anchors)), request.window, text.bos, watch)
     if request.check:
         options = (request.window, request.targets, request.target_seed)
-        check_result = check(adapter, text, length, *options, model.about, _without_estimates(watch))
+        check_result = check(adapter, text, length, *options, model.about, _without_estimates(watch), journal)
     about = {
         "model": {**model.about, "name": name},
         **text.about,
         **({"besides": BESIDES} if hook.has_other_inputs else {}),
-        "asked": {
-            "length": length, "segments": request.segments, "target": request.target, "average": request.average,
-            "window": request.window, "target_seed": request.target_seed, "bos": text.bos,
-        },
+        "asked": asked,
         "theoretical": theoretical(adapter, request.window, norms_NT),
         **provenance(device),
-    }  # fmt: skip
+    }
     return Measurement(about, field, layers, heats, probe_result, check_result)
+
+
+def _address(model: dict[str, Any], text: Text, asked: dict[str, Any]) -> str:
+    """Hash of everything that the gradients depend on."""
+    weights = {key: model[key] for key in ("weights", "configuration", "dtype")}
+    request = {key: value for key, value in asked.items() if key != "average"}
+    return digest({"rules": RULES, "model": weights, **text.about, **request})[:16]
+
+
+def remove_journals(folder: Path) -> None:
+    """Remove the journals of measurements whose result has been written."""
+    for path in folder.glob(JOURNAL.format("*")):
+        path.unlink(missing_ok=True)
 
 
 def _without_estimates(watch: Watch) -> Watch:

@@ -19,12 +19,16 @@ from fieldlens.models.cost import SHARE, backward, forward
 from fieldlens.receptive.input_gradients import EmbeddingHook, embedding_hook
 from fieldlens.receptive.request import MeasureRequest
 from fieldlens.receptive.result import HeatMap
+from fieldlens.storage.journal import Journal
 
 SHORT = 128
 """Tokens of the trial run from which the duration is estimated."""
 
 FULL_TRIAL = 0.5
 """If a full segment takes less than this many seconds, the trial uses one: short runs of small models are overhead."""
+
+SEGMENTS_AT_ONCE, TOKENS_AT_ONCE = 8, 4096
+"""Maximum number of segments and of tokens in a batch; an interruption loses one batch."""
 
 LAYERS, LAYER_SEGMENTS = 12, 2
 """Maximum number of layers to measure, evenly spaced from first to last, and of segments to measure them on."""
@@ -42,7 +46,7 @@ class GradientRunner:
         checkpointing = backward(adapter, length, checkpointing=False).bytes > memory
         self.embedding_hook: EmbeddingHook = embedding_hook(adapter, checkpointing)
         cost = backward(adapter, length, self.embedding_hook.checkpointing)
-        self.batch = max(1, min(8, int(memory / cost.bytes), 4096 // length))
+        self.batch = max(1, min(SEGMENTS_AT_ONCE, int(memory / cost.bytes), TOKENS_AT_ONCE // length))
         self.memory = self.batch * cost.bytes
         count = len(self.embedding_hook.layer_modules)
         self.layers_chosen = sorted({round(n) for n in np.linspace(0, count - 1, min(LAYERS, count))}) if count else []
@@ -63,10 +67,12 @@ class GradientRunner:
         bos_T = np.array([self.text.bos] if self.text.bos is not None else [], np.int64)
         return torch.from_numpy(np.concatenate([bos_T, ids_T]))[None]
 
-    def norms(self, anchors: Sequence[Anchor]) -> np.ndarray:
-        """Gradient norms of every segment: (N, T)."""
+    def norms(self, anchors: Sequence[Anchor], journal: Journal | None = None) -> np.ndarray:
+        """Gradient norms of every segment: (N, T). Each batch is kept in the journal as soon as it is computed."""
         rows = list(self.rows(anchors))
-        norms: list[Tensor] = []
+        norms = self._restore(journal, rows) if journal else []
+        if len(norms) == len(rows):
+            return torch.stack(norms).numpy()
         try:
             self._estimate()
         except (RuntimeError, MemoryError, IndexError, ValueError) as error:
@@ -74,12 +80,26 @@ class GradientRunner:
         while len(norms) < len(rows):
             batch = rows[len(norms) : len(norms) + (1 if not norms else self.batch)]
             try:
-                norms += self.embedding_hook.norms(torch.cat(batch), self.request.target, self.request.window)
+                norms_BT = self.embedding_hook.norms(torch.cat(batch), self.request.target, self.request.window)
             except (RuntimeError, MemoryError, IndexError, ValueError) as error:
                 self._reduce_memory(error, started=bool(norms))
                 continue
+            norms += norms_BT
+            if journal:
+                journal.append(self.embedding_hook.reason.encode() + b"\n" + norms_BT.numpy().tobytes())
             self._advance(len(batch), "gradients")
         return torch.stack(norms).numpy()
+
+    def _restore(self, journal: Journal, rows: Sequence[Tensor]) -> list[Tensor]:
+        """The norms of the segments that an interrupted measurement kept, from the first on."""
+        norms: list[Tensor] = []
+        for record in journal.read():
+            reason, _, data = record.partition(b"\n")
+            self.embedding_hook.reason = reason.decode() or self.embedding_hook.reason
+            norms += torch.from_numpy(np.frombuffer(data, np.float64).reshape(-1, rows[0].shape[1] - 1).copy())
+        if norms:
+            self._advance(len(norms), "gradients")
+        return norms
 
     def _estimate(self) -> None:
         """Report the expected duration and memory before starting, from a trial run."""
@@ -98,12 +118,12 @@ class GradientRunner:
     def _rate(self, tokens: int) -> float:
         """Operations per second of a gradient at the given number of tokens."""
         row = torch.zeros(1, tokens + 1, dtype=torch.long)
-        seconds = float("inf")
+        seconds, reason = float("inf"), self.embedding_hook.reason
         for _ in range(2):  # the first call warms up
             start = time.perf_counter()
             self.embedding_hook.norms(row, self.request.target, self.request.window)
             seconds = min(seconds, time.perf_counter() - start)
-        self.embedding_hook.reason = ""  # the trial is not part of the result
+        self.embedding_hook.reason = reason  # the trial is not part of the result
         return backward(self.adapter, tokens, self.embedding_hook.checkpointing).operations / seconds
 
     def _reduce_memory(self, error: Exception, started: bool) -> None:
@@ -121,6 +141,7 @@ class GradientRunner:
             not self.embedding_hook.checkpointing
             and (smaller_hook := embedding_hook(self.adapter, checkpointing=True)).checkpointing
         ):
+            smaller_hook.reason = self.embedding_hook.reason
             self.embedding_hook = smaller_hook
         else:
             raise OutOfMemory(

@@ -28,7 +28,7 @@ from fieldlens.evaluation.evaluate_models import evaluate_all
 from fieldlens.evaluation.request import EvalRequest
 from fieldlens.evaluation.result import Evaluation
 from fieldlens.evaluation.statistics import finite
-from fieldlens.receptive.measure_models import measure_all
+from fieldlens.receptive.measure_models import measure_all, remove_journals
 from fieldlens.receptive.request import MeasureRequest
 from fieldlens.receptive.result import Measurement, save_measurement
 from fieldlens.storage.atomic import hash_of, replace_file
@@ -144,8 +144,9 @@ def perform(job: Job, paths: StudyPaths, corpus: str, machine: Machine) -> None:
         if job.measurement is not None:
             with progress.at("measure"):
                 measure_request = MeasureRequest(**job.measurement, corpus=corpus)
-                (measurement,) = measure_all([str(work)], measure_request, device, dtype, progress.event)
+                (measurement,) = measure_all([str(work)], measure_request, device, dtype, progress.event, work)
         _finish(job, paths, run, text, evaluations, measurement)
+        remove_journals(work)
 
 
 def _check_lengths(job: Job, corpus: str, tokenizer: Path) -> None:

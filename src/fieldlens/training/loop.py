@@ -25,6 +25,7 @@ from fieldlens.storage.folders import is_whole, write_folder
 from fieldlens.storage.provenance import provenance
 from fieldlens.storage.run_dir import Run
 from fieldlens.storage.sealed import digest
+from fieldlens.storage.writable import check_folder
 from fieldlens.training.recipe import Recipe, RunOptions, experiment
 from fieldlens.training.trainer import Diverged, Trainer, check_shape
 
@@ -65,8 +66,7 @@ def train(
     watch: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Train a decoder into a run folder and return the final status. `watch` receives each step and validation."""
-    if folder.exists() and not folder.is_dir():
-        raise BadInput(f"--out must be a folder, but {folder} is a file")
+    check_folder(folder)
     if options.track:
         _writer_class()
     recipe = dataclasses.replace(recipe, scheme=canonical(recipe.scheme))
