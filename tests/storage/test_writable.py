@@ -29,7 +29,7 @@ def test_what_cannot_be_a_folder_is_bad_input(tmp_path: Path) -> None:
     for path, problem in (("file", "is a file"), ("file/x", "is a file"), ("link", "broken link"), ("é" * 200, "long")):
         with pytest.raises(BadInput, match=problem):
             check_folder(tmp_path / path)
-    with pytest.raises(BadInput, match="--plot must be a file"):
+    with pytest.raises(BadInput, match="--plot must be a file, but"):
         check_file(tmp_path, "--plot")
 
 

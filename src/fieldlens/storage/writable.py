@@ -37,4 +37,4 @@ def check_file(path: Path, flag: str) -> None:
     """Raise unless this file can be written."""
     if path.is_dir():
         raise BadInput(f"{flag} must be a file, but {path} is a folder")
-    check_folder(path.parent, flag)
+    check_folder(path.parent, f"the folder of {flag}")
