@@ -9,7 +9,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.kernels import cpu_flash
 from fieldlens.kernels.attention import bias_table
 from fieldlens.kernels.blocks import LEARNED_ROWS
-from fieldlens.kernels.layout import Contiguous, Scattered, make_layout, visible
+from fieldlens.kernels.layout import FEW, Contiguous, OneMask, Scattered, make_layout, visible
 
 HEADS, WIDTH = 2, 4
 
@@ -39,16 +39,42 @@ def test_the_schemes_own_window_counts() -> None:
 
 
 def test_layout_detects_consecutive_positions() -> None:
-    run = torch.arange(10)
+    run = torch.arange(FEW + 1)
     assert isinstance(make_layout(run, run, None), Contiguous)
     assert make_layout(run, run, None).square
     assert not make_layout(run, run, 4).square
     assert not make_layout(run[5:], run, None).square
     assert isinstance(make_layout(run.expand(3, -1), run.expand(3, -1), None), Contiguous)
-    assert isinstance(make_layout(run + 4, run, 4), Scattered)  # query 13 sees no key: the last one is at 9
+    assert isinstance(make_layout(run + 4, run, 4), Scattered)  # the last query sees no key
     assert isinstance(make_layout(run + 3, run, 4), Contiguous)
     assert isinstance(make_layout(run - 1, run - 1, None), Scattered)  # a key before position 0 is padding
     assert isinstance(make_layout(run.flip(0), run, None), Scattered)
+
+
+def test_few_queries_and_keys_have_one_mask() -> None:
+    run = torch.arange(FEW)
+    assert isinstance(make_layout(run, run, None), OneMask)
+    assert make_layout(run, run, None).square
+    assert not make_layout(run, run, 4).square
+    assert not make_layout(run[5:], run, None).square
+    assert isinstance(make_layout(run + 4, run, 4), Scattered)  # the last query sees no key
+    assert isinstance(make_layout(run[:1] + FEW, torch.arange(FEW + 1), None), Contiguous)
+
+
+@pytest.mark.parametrize("window", [None, 1, 7])
+def test_one_mask_equals_blocks(every_spec: str, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output and gradients, also those of learned biases, with fewer queries than keys."""
+    built = fieldlens.scheme(every_spec, HEADS, WIDTH).double()
+    inputs = [x.double().requires_grad_() for x in qkv(20, 33)]
+    parameters = [*inputs, *built.parameters()]
+    results = []
+    for few in (FEW, 8):
+        monkeypatch.setattr("fieldlens.kernels.layout.FEW", few)
+        out = fieldlens.attention(*inputs, built, window)
+        gradients = torch.autograd.grad(out.cos().sum(), parameters, allow_unused=True, materialize_grads=True)
+        results.append([out, *gradients])
+    for one_mask, blocks in zip(*results, strict=True):
+        assert (one_mask - blocks).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("window", [None, 100])

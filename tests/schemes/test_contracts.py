@@ -14,6 +14,12 @@ WINDOWS = pytest.mark.parametrize("window", [None, 1, 5])
 LAYERS, LENGTH = 3, 24
 
 
+@pytest.fixture(autouse=True)
+def _blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut even these short texts into blocks; tests/kernels/test_attention.py shows that one mask equals blocks."""
+    monkeypatch.setattr("fieldlens.kernels.layout.FEW", 16)
+
+
 def decoder(spec: str, window: int | None, layers: int = LAYERS) -> fieldlens.Decoder:
     """A small model with weights large enough that every dependence is visible."""
     config = fieldlens.Config(scheme=spec, window=window, layers=layers, width=32, heads=4, vocab_size=60, init_std=0.2)

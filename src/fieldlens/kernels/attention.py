@@ -10,7 +10,7 @@ from torch import Tensor
 from fieldlens.core.errors import BadInput
 from fieldlens.kernels import cpu_flash
 from fieldlens.kernels.blocks import BlockAttention, masked_attention
-from fieldlens.kernels.layout import Layout, check_positions, make_layout
+from fieldlens.kernels.layout import BlockLayout, Layout, OneMask, check_positions, make_layout
 from fieldlens.kernels.rotary import accumulation_dtype, apply_rotary, rotary_table
 from fieldlens.schemes.base import Scheme
 from fieldlens.schemes.window import check_window, min_window
@@ -40,6 +40,9 @@ def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias: Tensor | None, 
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, is_causal=True)
     # The CPU kernel assumes stride 1 on the last axis and does not check it.
     q_BHTK, k_BHSK, v_BHSK = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTK, k_BHSK, v_BHSK))
+    if isinstance(layout, OneMask):
+        return masked_attention(q_BHTK, k_BHSK, v_BHSK, bias)
+    assert isinstance(layout, BlockLayout)
     fixed = not bias.requires_grad and bias.dtype == q_BHTK.dtype
     fused = fixed and q_BHTK.device.type == "cpu" and cpu_flash.available()
     if q_BHTK.shape[2] == 1 and not torch.is_grad_enabled():
@@ -48,7 +51,7 @@ def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias: Tensor | None, 
 
 
 def _attend_single_query(
-    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias: Tensor, layout: Layout, fused: bool
+    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias: Tensor, layout: BlockLayout, fused: bool
 ) -> Tensor:
     """One query without gradients, as in generation: calls the kernel directly, without the autograd function."""
     ((queries, keys),) = layout.blocks(1)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fieldlens.kernels.layout import Layout, rows_per_block
+from fieldlens.kernels.layout import BlockLayout, rows_per_block
 
 LEARNED_ROWS = 64
 """Queries per block in backward, which materialises the scores of a block; 64 was the best of 32 … 256."""
@@ -17,7 +17,7 @@ class BlockAttention(torch.autograd.Function):
     """softmax(q·kᵀ/√K + bias)·v in blocks of queries; backward recomputes each block."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, layout: Layout) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, layout: BlockLayout) -> Tensor:
         out = torch.empty_like(q)
         fixed = bias.detach()  # with a mask that requires gradients the kernel would fall back to T × S memory
         for queries, keys in layout.blocks(rows_per_block(layout.keys_per_block)):
@@ -32,7 +32,7 @@ class BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias = ctx.saved_tensors
-        layout: Layout = ctx.layout
+        layout: BlockLayout = ctx.layout
         dtype, scale = bias.dtype, q.shape[-1] ** -0.5
         d_q = torch.empty_like(q, dtype=dtype)
         d_k, d_v = torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
@@ -57,8 +57,9 @@ class BlockAttention(torch.autograd.Function):
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    if mask.dtype == q.dtype:
+    """softmax(q·kᵀ/√K + mask)·v, with a gradient for the mask if it requires one."""
+    if mask.dtype == q.dtype and not mask.requires_grad:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     # Half-precision inputs have a float32 bias, which not every kernel accepts.
-    scores = torch.matmul(q.to(mask.dtype), k.to(mask.dtype).transpose(2, 3)) * q.shape[-1] ** -0.5 + mask
+    scores = torch.matmul(q.to(mask.dtype) * q.shape[-1] ** -0.5, k.to(mask.dtype).transpose(2, 3)) + mask
     return torch.matmul(torch.softmax(scores, -1), v.to(mask.dtype)).to(q.dtype)

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fieldlens.kernels.layout import Layout, rows_per_block
+from fieldlens.kernels.layout import BlockLayout, rows_per_block
 
 
 class CpuFlashAttention(torch.autograd.Function):
     """`BlockAttention` for a fixed bias, with the fused forward and backward of the CPU kernel: no recomputation."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, layout: Layout) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, layout: BlockLayout) -> Tensor:
         out, normalisers = torch.empty_like(q), []
         for queries, keys in layout.blocks(rows_per_block(layout.keys_per_block)):
             mask = layout.mask(bias, queries, keys)
@@ -29,7 +29,7 @@ class CpuFlashAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, out, *normalisers = ctx.saved_tensors
-        layout: Layout = ctx.layout
+        layout: BlockLayout = ctx.layout
         d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         blocks = layout.blocks(rows_per_block(layout.keys_per_block))
         for (queries, keys), normaliser in zip(blocks, normalisers, strict=True):

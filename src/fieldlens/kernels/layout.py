@@ -2,7 +2,8 @@
 
 Attention processes queries in blocks and in reverse order: the distance of query T-1-i and key j is then a constant
 minus (i + j), so the bias of a whole block is a view, with strides (1, 1), of a one-dimensional array. With a window, a
-block only reads the keys it can see, so time and memory are O(T·w).
+block only reads the keys it can see, so time and memory are O(T·w). Few queries and keys are not cut into blocks: their
+mask is small, is built once and shared by the layers.
 """
 
 import math
@@ -17,6 +18,9 @@ from fieldlens.core.errors import BadInput
 
 UNBOUNDED = 2**62
 """Used as the size of a missing window."""
+
+FEW = 64
+"""Up to this many queries and keys have one mask; it is the minimum number of queries in a block."""
 
 MAX_MASK_SIZE = 2**20
 """Maximum number of elements per head of a mask that is gathered for a block."""
@@ -33,16 +37,40 @@ class Layout(ABC):
     square = False
     """Whether this is plain causal attention: the same consecutive tokens as queries and keys, and no window."""
 
-    def __init__(self, window: int | None, reach: int, keys: int) -> None:
+    def __init__(self, window: int | None, reach: int) -> None:
         self.window = window
         self.reach = reach
         """Number of distances, from 0, that any query can see: the required length of the bias table."""
-        self.keys_per_block = min(keys, 2 * (window or UNBOUNDED))
-        """Approximate number of keys that a block of queries reads."""
 
     @abstractmethod
     def expand(self, table_HN: Tensor) -> Tensor:
-        """Convert a table of biases by distance to the form that `mask` takes, with -inf for invisible keys."""
+        """Convert a table of biases by distance to the form that `attend` takes, with -inf for invisible keys."""
+
+
+class OneMask(Layout):
+    """Few consecutive queries and keys, where every query sees at least one key: `expand` returns their whole mask."""
+
+    def __init__(
+        self, q_first: int, q_count: int, k_first: int, k_count: int, window: int | None, device: torch.device
+    ) -> None:
+        super().__init__(window, min(q_first + q_count - k_first, window or UNBOUNDED))
+        q_positions, k_positions = (torch.arange(count, device=device) for count in (q_count, k_count))
+        self.distances_TS = q_first - k_first + q_positions[:, None] - k_positions
+        self.square = window is None and q_first == k_first and q_count == k_count
+
+    def expand(self, table_HN: Tensor) -> Tensor:
+        mask_HX = table_HN.index_select(1, self.distances_TS.clamp(0, self.reach - 1).flatten())
+        mask_HTS = mask_HX.unflatten(1, self.distances_TS.shape)
+        return torch.where(visible(self.distances_TS, self.window), mask_HTS, -math.inf)[None]
+
+
+class BlockLayout(Layout):
+    """A layout whose queries are processed in blocks."""
+
+    def __init__(self, window: int | None, reach: int, keys: int) -> None:
+        super().__init__(window, reach)
+        self.keys_per_block = min(keys, 2 * (window or UNBOUNDED))
+        """Approximate number of keys that a block of queries reads."""
 
     @abstractmethod
     def blocks(self, rows: int) -> Iterator[tuple[slice, slice]]:
@@ -66,7 +94,7 @@ class Layout(ABC):
         return rows if masked is None else rows.masked_fill(masked, 0)
 
 
-class Contiguous(Layout):
+class Contiguous(BlockLayout):
     """Consecutive queries and consecutive keys, where every query sees at least one key."""
 
     def __init__(
@@ -107,7 +135,7 @@ class Contiguous(Layout):
         return self.q_count - queries.stop + keys.start
 
 
-class Scattered(Layout):
+class Scattered(BlockLayout):
     """Arbitrary positions, which may differ between rows of a batch. A key at a negative position is never seen."""
 
     def __init__(self, q_positions_BT: Tensor, k_positions_BS: Tensor, window: int | None) -> None:
@@ -196,9 +224,10 @@ def make_layout(q_positions: Tensor, k_positions: Tensor, window: int | None) ->
     if q_first is not None and k_first is not None and 0 <= k_first <= q_first:
         q_count, k_count = q_positions.shape[-1], k_positions.shape[-1]
         if q_first + q_count - (k_first + k_count) < (window or UNBOUNDED):
-            return Contiguous(q_first, q_count, k_first, k_count, window, q_positions.device)
-    kind = SingleQuery if q_positions.shape[-1] == 1 else Scattered
-    return kind(torch.atleast_2d(q_positions), torch.atleast_2d(k_positions), window)
+            kind = OneMask if max(q_count, k_count) <= FEW else Contiguous
+            return kind(q_first, q_count, k_first, k_count, window, q_positions.device)
+    scattered = SingleQuery if q_positions.shape[-1] == 1 else Scattered
+    return scattered(torch.atleast_2d(q_positions), torch.atleast_2d(k_positions), window)
 
 
 def _contiguous_starts(q_positions: Tensor, k_positions: Tensor) -> tuple[int | None, int | None]:
@@ -222,4 +251,4 @@ def _contiguous_start(positions: Tensor) -> int | None:
 
 def rows_per_block(keys: int) -> int:
     """Queries per block of the fused kernel: the best of 64 … 512 at 128, 256, 512, 2048 and 8192 keys."""
-    return min(256, max(64, keys // 4))
+    return min(256, max(FEW, keys // 4))

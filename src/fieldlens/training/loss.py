@@ -33,14 +33,18 @@ class _Chunked(torch.autograd.Function):
         rows = max(ROWS, CHUNK // weight.shape[0])
         for start in range(0, len(states), rows):
             x, target = states[start : start + rows], targets[start : start + rows, None]
-            logs = torch.log_softmax((x @ weight.T.to(x.dtype)).to(wide), -1)
-            total -= logs.gather(1, target).sum()
+            logits = (x @ weight.T.to(x.dtype)).to(wide)
+            correct, largest = logits.gather(1, target), logits.amax(-1, keepdim=True)
+            weights = torch.softmax(logits, -1)
+            # The largest weight is 1 / Σ exp(logit - largest) and at least 1 / V: its logarithm cannot overflow.
+            total += (largest - weights.amax(-1, keepdim=True).log() - correct).sum()
             if d_states is not None and d_weight is not None:
-                d_logits = logs.exp_()
-                d_logits.scatter_add_(1, target, torch.full_like(target, -1, dtype=wide))
-                d_logits = d_logits.div_(len(states)).to(x.dtype)
-                d_states[start : start + rows] = d_logits @ weight.to(x.dtype)
-                d_weight.addmm_(d_logits.T.to(weight.dtype), x.to(weight.dtype), beta=1 if start else 0)
+                weights.scatter_add_(1, target, torch.full_like(correct, -1))
+                d_logits = weights.to(x.dtype)
+                d_states[start : start + rows] = (d_logits @ weight.to(x.dtype)).div_(len(states))
+                d_weight.addmm_(
+                    d_logits.T.to(weight.dtype), x.to(weight.dtype), beta=1 if start else 0, alpha=1 / len(states)
+                )
         if d_states is not None and d_weight is not None:
             ctx.save_for_backward(d_states, d_weight)
         return total / len(states)
