@@ -25,7 +25,7 @@ ROOMS = {
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
     "models": "decoder kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function adapters.adapt "
     "cost hub origin texts model_folder hf_cache hf_export loading",
-    "training": "recipe loss trainer loop",
+    "training": "recipe loss optimisers trainer loop",
     "reporting": "table plots blocks",
     "evaluation": "statistics protocols.anchors protocols.base protocols.* protocols.discovery protocols.__init__ "
     "verdict copy_baseline baseline result request context_use runner evaluate compare evaluate_models summary",

@@ -52,10 +52,11 @@ def test_changes_replace_fields_and_none_does_not() -> None:
         ({"beta1": float("nan")}, "beta1 must be at least 0 and less than 1, got nan"),
         ({"weight_decay": float("inf")}, "weight_decay must be finite and at least 0, got inf"),
         ({"final_learning_rate": float("inf")}, "final_learning_rate must be finite and at least 0, got inf"),
+        ({"optimiser": "muom"}, "unknown optimiser 'muom': did you mean 'muon'"),
         ({"batch": 8, "accumulation": 3}, "batch 8 is not a multiple of accumulation 3"),
     ],
 )
-def test_bad_numbers_are_refused(changes: dict[str, float], message: str) -> None:
+def test_bad_values_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         recipe("smoke", **changes)
 

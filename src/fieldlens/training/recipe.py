@@ -8,11 +8,13 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fieldlens.core.errors import BadInput, unknown
 
 LEAST_BPE = 257
+
+Optimiser = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Recipe:
         Decoupled weight decay; applies to matrices only.
     clip
         Maximum gradient norm.
+    optimiser
+        adamw, or muon: Muon for the matrices of the layers, AdamW for embeddings, head, biases, norms and the scheme.
     """
 
     scheme: str = "sandwich"
@@ -95,13 +99,16 @@ class Recipe:
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     clip: float = 1.0
+    optimiser: Optimiser = "adamw"
 
     def __post_init__(self) -> None:
         for name in (field.name for field in dataclasses.fields(self) if field.type is float):
             object.__setattr__(self, name, float(getattr(self, name)))  # 1 and 1.0 are the same recipe
-        self._check()
+        if self.optimiser not in get_args(Optimiser):
+            raise unknown("optimiser", self.optimiser, get_args(Optimiser))
+        self._check_numbers()
 
-    def _check(self) -> None:
+    def _check_numbers(self) -> None:
         counts = ("bpe", "pad_vocabulary", "layers", "width", "heads", "length", "batch", "accumulation", "steps")
         for name in counts:
             if getattr(self, name) < 1:
@@ -189,7 +196,7 @@ def recipe(preset: str, **changes: Any) -> Recipe:
     return dataclasses.replace(PRESETS[preset], **{key: value for key, value in changes.items() if value is not None})
 
 
-ADDED: dict[str, Any] = {}
+ADDED: dict[str, Any] = {"optimiser": "adamw"}
 """Fields that were added after version 0.1, with the value that earlier versions used."""
 
 

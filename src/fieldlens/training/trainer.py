@@ -1,4 +1,4 @@
-"""The trainer: a decoder, its optimiser and its position in the data, one step at a time."""
+"""The trainer: a decoder, its optimisers and its position in the data, one step at a time."""
 
 import json
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from fieldlens.data.tokens import TokenizedCorpus
 from fieldlens.models.decoder import Config, Decoder
 from fieldlens.schemes.validation import check_scheme
 from fieldlens.training.loss import LARGEST, cross_entropy
+from fieldlens.training.optimisers import make_optimisers, optimiser_tensors, restore_optimisers, step_all
 from fieldlens.training.recipe import Recipe
 
 VALIDATION_TOKENS, VALIDATION_BATCHES = 16_384, 8
@@ -43,7 +44,7 @@ class Objective(nn.Module):
 
 
 class Trainer:
-    """A decoder, its optimiser and its position in the data: everything that a checkpoint holds."""
+    """A decoder, its optimisers and its position in the data: everything that a checkpoint holds."""
 
     def __init__(
         self,
@@ -65,9 +66,7 @@ class Trainer:
         self.precision: Callable[[], Any] = lambda: (
             torch.autocast(self.device.type, self.dtype) if self.dtype == torch.bfloat16 else nullcontext()
         )
-        groups = self.decoder.parameter_groups(recipe.weight_decay)
-        betas = (recipe.beta1, recipe.beta2)
-        self.optimiser = torch.optim.AdamW(groups, recipe.learning_rate, betas, recipe.epsilon, fused=True)
+        self.optimisers = make_optimisers(self.decoder, recipe)
         objective: nn.Module = Objective(self.decoder)
         if compile:
             objective = torch.compile(objective)  # type: ignore[assignment]
@@ -95,10 +94,7 @@ class Trainer:
         rate = self.recipe.rate(self.step)
         if not np.isfinite(norm) or not np.isfinite(loss):
             raise Diverged(f"step {self.step + 1}: loss {loss}, gradient norm {norm}: diverged, nothing was updated")
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        step_all(self.optimisers, rate)
         self.decoder.scheme.project()
         self.step += 1
         return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
@@ -130,35 +126,22 @@ class Trainer:
 
     def state(self) -> dict[str, bytes]:
         """The files of a checkpoint."""
-        names = {id(parameter): name for name, parameter in self.decoder.named_parameters()}
-        moments = {
-            f"{names[id(parameter)]}/{key}": value.detach().cpu().contiguous()
-            for parameter, values in self.optimiser.state.items()
-            for key, value in values.items()
-        }
         weights = {name: value.cpu().contiguous() for name, value in self.decoder.contents().items()}
         progress = {"step": self.step, "random": torch.get_rng_state().numpy().tobytes().hex()}
         return {
             "weights.safetensors": save(weights),
-            "optimiser.safetensors": save(moments),
+            "optimiser.safetensors": save(optimiser_tensors(self.optimisers, self.decoder)),
             "state.json": json.dumps(progress).encode(),
         }
 
     def restore(self, files: dict[str, bytes]) -> None:
         """Restore the files of a checkpoint."""
-        weights, moments = load(files["weights.safetensors"]), load(files["optimiser.safetensors"])
+        weights = load(files["weights.safetensors"])
         progress = json.loads(files["state.json"])
         with torch.no_grad():
             for name, value in self.decoder.contents().items():
                 value.copy_(weights[name])
-        names = {id(parameter): name for name, parameter in self.decoder.named_parameters()}
-        ordered = [names[id(parameter)] for group in self.optimiser.param_groups for parameter in group["params"]]
-        states: dict[int, dict[str, Tensor]] = {}
-        for key, value in moments.items():
-            name, _, moment = key.rpartition("/")
-            states.setdefault(ordered.index(name), {})[moment] = value
-        # load_state_dict moves each tensor to the device and dtype that the optimiser needs
-        self.optimiser.load_state_dict({"state": states, "param_groups": self.optimiser.state_dict()["param_groups"]})
+        restore_optimisers(self.optimisers, self.decoder, load(files["optimiser.safetensors"]))
         torch.set_rng_state(torch.from_numpy(np.frombuffer(bytes.fromhex(progress["random"]), np.uint8).copy()))
         self.step = progress["step"]
 
