@@ -20,9 +20,9 @@ VAGUE = {"one", "found", "said", "asked", "told", "some", "what", "known", "give
 """Names that do not say what they hold."""
 
 LIMITS = {"top_level": 15, "vague_share": 0.01, "longest_module": 350, "function_p90": 20, "longest_function": 60}
-REENTRIES = {"train": 75, "evaluate": 68, "measure": 93}
+REENTRIES = {"train": 78, "evaluate": 68, "measure": 93}
 """Version 0.1, whose entries were modules side by side, had 79, 98 and 113. Keeping segments as they are computed made
-measure 7 more."""
+measure 7 more, asking for the memory before a training 3."""
 
 TRACE = """
 import json, sys

@@ -12,6 +12,7 @@ def main() -> None:
     """Import the command line and run it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
         signal.signal(signal.SIGINT, _interrupt)
+    _open_closed_streams()
     try:
         from fieldlens.cli import main as run
 
@@ -20,6 +21,21 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not disturb the end
         sys.stderr.write(SAID)
         sys.exit(130)
+
+
+def _open_closed_streams() -> None:
+    """Let standard streams that were closed at the start (2>&-) lead nowhere.
+
+    Otherwise the next file that is opened gets their number, and a message ends up in it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

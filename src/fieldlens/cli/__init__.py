@@ -23,6 +23,7 @@ from fieldlens.cli.study import WorkerOptions, study
 from fieldlens.cli.train import Changes, train
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import FieldlensError
+from fieldlens.core.faults import machine_fault
 from fieldlens.training.recipe import RunOptions
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -106,11 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe has exited
         sys.exit(141)
-    except (FieldlensError, CycloptsError, OSError) as error:
-        if debug:
+    except Exception as error:
+        fault = None if isinstance(error, FieldlensError) else machine_fault(error)
+        if debug or not (fault or isinstance(error, FieldlensError | CycloptsError | OSError)):
             raise
-        print(f"fieldlens: {' '.join(_message(error).split())}", file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", 4 if isinstance(error, OSError) else 2))
+        print(f"fieldlens: {' '.join(_message(fault or error).split())}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 4 if fault or isinstance(error, OSError) else 2))
 
 
 def _renamed(word: str) -> str:
@@ -125,4 +127,6 @@ def _message(error: Exception) -> str:
         location = f" at {error.filename}" if error.filename else ""
         advice = "free some space or write elsewhere, then re-run the command (train: with --resume)"
         return f"the disk is full{location}: {advice}"
+    if isinstance(error, MemoryError):
+        return f"not enough memory: give smaller sizes, or free some memory ({str(error)[:200] or 'MemoryError'})"
     return str(error)

@@ -81,6 +81,7 @@ def schemes(
     }
     if fit or plot is not None:
         like = torch.empty(0, device=device, dtype=dtype)
+        _check_memory(len(built), heads, length, heatmap)
         biased = _with_bias(built, like, explicit=bool(specs))
         biases = [(instance, bias_by_distance(instance, length, like)) for instance in biased]
         if fit:
@@ -89,6 +90,25 @@ def schemes(
             _draw(biases, plot, heatmap, head or (heads if heatmap or fit else None), log, report.get("fits", []))
             report["plot"] = str(plot)
     _print(report, as_json)
+
+
+def _check_memory(count: int, heads: int, length: int, heatmap: bool) -> None:
+    """Refuse a plot that does not fit in memory: each bias is held as a table, as lines and as their paths."""
+    import torch
+
+    from fieldlens.core.errors import OutOfMemory
+    from fieldlens.core.format import format_bytes
+    from fieldlens.core.memory import free_memory
+
+    needed, free = (
+        8.0 * count * (4 * heads * length + (3 * length**2 if heatmap else 0)),
+        free_memory(torch.device("cpu")),
+    )
+    if needed > free:
+        raise OutOfMemory(
+            f"{length:,} distances of {count * heads:,} heads need about {format_bytes(needed)}, but only "
+            f"{format_bytes(free)} are free: use a smaller --length, fewer --heads or fewer specs"
+        )
 
 
 def _with_bias(built: list[Any], like: Any, explicit: bool) -> list[Any]:

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from fieldlens.core.faults import machine_fault
+
 
 class FieldlensError(Exception):
     """Base class of errors that a user can fix; the command line prints the message in one line."""
@@ -42,7 +44,9 @@ def reraise_as_bad_input(message: str) -> Iterator[None]:
     """Turn any exception raised by user code into a one-line `BadInput` that starts with `message`."""
     try:
         yield
-    except BadInput:
+    except FieldlensError:
         raise
     except Exception as error:
+        if fault := machine_fault(error):
+            raise fault from error
         raise BadInput(f"{message}: {type(error).__name__}: {' '.join(str(error).split())}") from error

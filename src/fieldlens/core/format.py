@@ -14,7 +14,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(size: float) -> str:
-    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for name, unit in (("EiB", 2**60), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size:.0f} bytes"

@@ -29,15 +29,17 @@ def keep_pages() -> None:
         mallopt(TOP_PAD, 64 << 20)
 
 
+_PHRASES = (
+    "not enough memory", "allocate memory", "out of memory", "bad_alloc", "can't start new thread",
+    "storage size calculation overflowed", "array is too big", "maximum allowed dimension exceeded",
+)  # fmt: skip
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out. Libraries report it with different types and messages."""
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(
-        phrase in str(error) for phrase in ("not enough memory", "can't allocate memory", "out of memory")
-    )
+    return isinstance(error, RuntimeError | ValueError) and any(phrase in str(error).lower() for phrase in _PHRASES)
 
 
 def free_memory(device: "torch.device") -> float:
@@ -48,9 +50,32 @@ def free_memory(device: "torch.device") -> float:
         return float(torch.cuda.mem_get_info(device)[0])
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024.0
+        return min(int(lines["MemAvailable"].split()[0]) * 1024.0, _limit())
     except (OSError, KeyError):  # not Linux: half of the physical memory
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+        return _physical() / 2
+
+
+def total_memory(device: "torch.device") -> float:
+    """Bytes of memory that this process could use at most on a device."""
+    import torch
+
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[1])
+    return min(_physical(), _limit())
+
+
+def _physical() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _limit() -> float:
+    """The limit of this process (ulimit -v) or of its container, in bytes; inf if there is none."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limits = [float(limit)] if limit != resource.RLIM_INFINITY else []
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            limits.append(float(Path(file).read_text()))
+    return min(limits, default=float("inf"))
 
 
 def peak_memory() -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.faults import machine_fault
 from fieldlens.data.documents import ASIDE, ROLE, File, Part, Source, list_files, split_roles
 
 
@@ -54,7 +55,9 @@ def _import_datasets(name: str) -> Any:
         raise BadInput(f"{name} requires the datasets library: pip install 'fieldlens[data]'") from None
 
 
-def _unreadable(name: str, error: Exception) -> BadInput:
+def _unreadable(name: str, error: Exception) -> Exception:
+    if fault := machine_fault(error):
+        return fault
     return BadInput(f"{name} cannot be read: {' '.join(str(error).split()) or type(error).__name__}")
 
 

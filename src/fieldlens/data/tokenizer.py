@@ -13,6 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.faults import machine_fault
 from fieldlens.data.corpus import Corpus
 from fieldlens.storage.atomic import hash_of
 from fieldlens.storage.content_cache import build, cache_folder
@@ -36,6 +37,8 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, max_bytes: int | None = Non
         raise BadInput(
             f"vocabulary must be at least {_BYTES + 1} ({_BYTES} bytes and the end-of-text token), got {vocab_size}"
         )
+    if vocab_size > _LARGEST:
+        raise BadInput(f"vocabulary must be at most {_LARGEST:,}, got {vocab_size:,}")
     recipe = {
         "format": FORMAT,
         "corpus": corpus.fingerprint(),
@@ -125,6 +128,8 @@ def _panics_as_bad_input(file: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if fault := machine_fault(error):
+            raise fault from error
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             raise BadInput(f"{file} is not a working tokenizer ({error})") from None
         raise

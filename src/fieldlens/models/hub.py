@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from fieldlens.core.errors import BadInput
+from fieldlens.core.errors import BadInput, FieldlensError
+from fieldlens.core.faults import machine_fault
 from fieldlens.storage.atomic import hash_of
 from fieldlens.storage.content_cache import build, cache_folder
 from fieldlens.storage.folders import verified_manifest
@@ -78,11 +79,13 @@ def _in_one_line(name: str) -> Iterator[None]:
     """Turn any error of a library into a `BadInput` with a message of one line."""
     try:
         yield
-    except BadInput:
+    except FieldlensError:
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        if fault := machine_fault(error):
+            raise fault from error
         message = " ".join(str(error).split()) or type(error).__name__
         if message.startswith("Unrecognized configuration class"):  # followed by a list of all classes
             message = "transformers has no causal language model for this configuration"

@@ -18,6 +18,7 @@ from fieldlens.models.decoder import Decoder
 from fieldlens.models.hub import _in_one_line, hub_is_reachable, quiet_transformers, require_gguf
 from fieldlens.models.model_folder import verify_model_folder
 from fieldlens.models.origin import Origin, find_model
+from fieldlens.models.size import check_config, check_weights
 from fieldlens.schemes.spec import parse, source_of
 from fieldlens.storage.sealed import digest
 
@@ -135,6 +136,9 @@ def _pretrained(place: str, name: str, **settings: Any) -> tuple[Any, dict[str, 
         settings["use_safetensors"] = True
     with quiet_transformers(), _in_one_line(name):
         config = _config(place, settings)
+        check_config(name, config, settings["dtype"])
+        if Path(place).is_dir() and "gguf_file" not in settings:
+            check_weights(name, Path(place), settings["dtype"])
         try:
             model, info = AutoModelForCausalLM.from_pretrained(place, attn_implementation="sdpa", **settings)
         except ValueError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fieldlens.core.errors import FieldlensError
+from fieldlens.core.faults import machine_fault
 from fieldlens.storage.atomic import hash_of, sync, sync_folder, touch_disk, write_file
 
 MANIFEST = "manifest.json"
@@ -49,7 +50,7 @@ def build_folder(
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it when this process ends
-        content = {**about, **fill(temporary)}
+        content = {**about, **_filled(fill, temporary)}
         files = sorted(file for file in temporary.iterdir() if file.is_file())
         hashes = {file.name: {"bytes": file.stat().st_size, "sha256": hash_of(file)} for file in files}
         for file in files:
@@ -61,6 +62,17 @@ def build_folder(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         os.close(handle)
+
+
+def _filled(fill: Callable[[Path], Mapping[str, Any]], temporary: Path) -> Mapping[str, Any]:
+    """Fill a folder; a full disk that a library reports by an exception of its own becomes an OSError."""
+    try:
+        return fill(temporary)
+    except Exception as error:
+        fault = machine_fault(error)
+        if fault is None or fault is error:
+            raise
+        raise fault from error
 
 
 def write_folder(path: Path, files: Mapping[str, bytes], about: Mapping[str, Any]) -> None:

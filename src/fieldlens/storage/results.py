@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.faults import machine_fault
 from fieldlens.storage.atomic import hash_of, replace_file
 from fieldlens.storage.sealed import read_sealed, write_sealed
 
@@ -58,6 +59,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise BadInput(f"{path} does not exist") from None
     except Exception as error:  # zipfile, zlib and NumPy raise different classes
+        if fault := machine_fault(error):
+            raise fault from error
         raise BadInput(
             f"{path} cannot be read ({type(error).__name__}): delete it and re-run the command that wrote it"
         ) from None

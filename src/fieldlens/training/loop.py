@@ -19,6 +19,7 @@ from fieldlens.core.memory import out_of_memory
 from fieldlens.data.batches import batch_at
 from fieldlens.data.corpus import BUILT_IN, open_corpus
 from fieldlens.data.tokens import TokenizedCorpus, tokenize, unigram_perplexity
+from fieldlens.models.size import LAYER_BYTES, check_memory, least_parameters
 from fieldlens.schemes.spec import canonical, source_of
 from fieldlens.storage.checkpoints import checkpoints_in, newest_checkpoint, save_checkpoint
 from fieldlens.storage.folders import is_whole, write_folder
@@ -73,6 +74,7 @@ def train(
     world, run = processes.join(), Run(folder)
     try:
         device, dtype = machine.start()
+        check_size(recipe, device, world)
         tokens = prepare(recipe, world)
         with run.owned() if world.leads else nullcontext():
             config = run.read(run.config)
@@ -98,6 +100,19 @@ def train(
             return loop(trainer, run, tokens, options, watch)
     finally:
         processes.leave()
+
+
+def check_size(recipe: Recipe, device: torch.device, world: processes.World) -> None:
+    """Refuse a recipe that cannot fit in memory, from a lower bound: weights, gradients and moments, activations."""
+    parameters = least_parameters(recipe.layers, recipe.width, 0 if recipe.tokenizer else recipe.bpe)
+    model = parameters * 4 * torch.float32.itemsize + recipe.layers * LAYER_BYTES
+    sizes = f"layers {recipe.layers:,}, width {recipe.width:,}, bpe {recipe.bpe:,}"
+    check_memory(f"a decoder with {sizes}", model, device, "give smaller sizes")
+    ids = recipe.batch * (recipe.length + 1) * torch.int64.itemsize
+    sequences = recipe.batch // recipe.accumulation // world.size
+    activations = sequences * recipe.length * recipe.width * recipe.layers * torch.float32.itemsize
+    name = f"a step of batch {recipe.batch:,} and length {recipe.length:,}"
+    check_memory(name, ids + activations, device, "give a smaller --batch or --length, or more --accumulation")
 
 
 def prepare(recipe: Recipe, world: processes.World) -> TokenizedCorpus:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from fieldlens.core.errors import BadInput, unknown
 
-LEAST_BPE = 257
+LEAST_BPE, LARGEST_BPE = 257, 1 << 24
 
 Optimiser = Literal["adamw", "muon"]
 
@@ -119,8 +119,9 @@ class Recipe:
         for name in ("seed", "warmup", "weight_decay", "final_learning_rate"):
             if not getattr(self, name) >= 0 or not math.isfinite(getattr(self, name)):
                 raise BadInput(f"{name} must be finite and at least 0, got {getattr(self, name)}")
-        if self.tokenizer is None and self.bpe < LEAST_BPE:
-            raise BadInput(f"bpe must be at least {LEAST_BPE} (every byte and the end-of-text token), got {self.bpe}")
+        if self.tokenizer is None and not LEAST_BPE <= self.bpe <= LARGEST_BPE:
+            least = f"at least {LEAST_BPE} (every byte and the end-of-text token)"
+            raise BadInput(f"bpe must be {least} and at most {LARGEST_BPE:,}, got {self.bpe:,}")
         if self.max_bytes is not None and self.max_bytes < 1:
             raise BadInput(f"max_bytes must be at least 1, got {self.max_bytes}")
         if self.seed >= 2**63:
