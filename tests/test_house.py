@@ -27,8 +27,8 @@ ROOMS = {
     "cost size hub origin texts model_folder hf_cache hf_export loading",
     "training": "recipe loss optimisers trainer loop",
     "reporting": "table plots blocks",
-    "evaluation": "statistics protocols.anchors protocols.base protocols.* protocols.discovery protocols.__init__ "
-    "verdict copy_baseline baseline result request context_use runner evaluate compare evaluate_models summary",
+    "evaluation": "statistics equivalence context_use protocols.anchors protocols.base protocols.* protocols.discovery "
+    "protocols.__init__ verdict copy_baseline baseline result request runner evaluate compare evaluate_models summary",
     "receptive": "last_query input_gradients field check advice request result runner measure_models charts.base "
     "charts.* charts.__init__ report",
     "generation": "sampling engine hf generate detokenize request generate_text",

@@ -164,6 +164,24 @@ def test_train_length_also_applies_to_existing_results(home: Path, capsys: pytes
         assert result["verdict"]["train_length"] == length
 
 
+def test_the_margin_applies_to_existing_results_and_context_use_is_printed(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate(home / SPECS[0], "--lengths", "32,64", "--json")
+    (result,) = json.loads(capsys.readouterr().out)
+    assert (result["margin"], result["verdict"]["margin"]) == (0.02, 0.02)
+    assert result["lengths"] == [8, 32, 64]  # with a quarter of the training length
+    assert result["verdict"]["context_use"]["short"] == 8
+    monkeypatch.setattr("fieldlens.evaluation.evaluate_models.evaluate", lambda *_, **__: 1 / 0)
+    evaluate(home / SPECS[0], "--lengths", "32,64", "--margin", "0.9")
+    out = capsys.readouterr().out
+    assert "sandwich  holds" in out
+    assert ": loss from 8 to 32 tokens falls by " in out
+    with pytest.raises(SystemExit, match="2"):
+        evaluate(home / SPECS[0], "--margin", "2")
+    assert "margin must be between 0 and 1" in capsys.readouterr().err
+
+
 def test_a_damaged_model_is_refused(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(home / SPECS[0], tmp_path / "damaged")
     file = tmp_path / "damaged" / "model" / "model.safetensors"

@@ -15,10 +15,10 @@ import fieldlens
 from fieldlens import Config, Decoder
 from fieldlens.core.errors import BadInput, NonFiniteResult, OutOfMemory
 from fieldlens.evaluation.evaluate import evaluate
-from fieldlens.evaluation.protocols import protocol, registry
-from fieldlens.evaluation.result import Plan, read_evaluation
+from fieldlens.evaluation.protocols import Anchor, protocol, registry
+from fieldlens.evaluation.result import Evaluation, Plan, read_evaluation
 from fieldlens.evaluation.statistics import bootstrap_mean, holm, sign_flip
-from fieldlens.evaluation.verdict import describe, judge
+from fieldlens.evaluation.verdict import describe, evidence_text, judge
 from fieldlens.models.adapters.decoder import DecoderAdapter
 from fieldlens.models.adapters.function import FunctionAdapter
 from fieldlens.models.hf_export import FieldlensForCausalLM
@@ -318,6 +318,61 @@ def test_the_first_bad_length_is_named(shifts: dict[int, float], words: str) -> 
     verdict = judge(losses, documents, "documents", 128)
     assert describe(verdict) == words
     assert verdict["stages"][-1] == {"verdict": verdict["verdict"], "first": verdict["first"]}
+
+
+def noisy(difference: float, error: float, documents: int = 40) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """Losses at 128 and 256 of ten targets per document; documents differ by `error` times the root of their number."""
+    effects = np.random.default_rng(5).standard_normal(documents)
+    effects = (effects - effects.mean()) / effects.std() * error * math.sqrt(documents)
+    reference_N = np.full(10 * documents, 3.0)
+    return {128: reference_N, 256: reference_N + difference + np.repeat(effects, 10)}, np.repeat(
+        np.arange(documents), 10
+    )
+
+
+@pytest.mark.parametrize(
+    ("difference", "error", "words"),
+    [
+        (0.307, 0.17, "undecided from 256 (up to × 1.9"),  # "holds" before: × 1.36, not significant
+        (0.6, 0.5, "undecided from 256 (up to × "),  # "explodes" before, from noise
+        (0.0, 0.05, "undecided from 256 (up to × 1.1"),
+        (-0.05, 0.02, "improves from 256"),
+        (0.005, 0.001, "holds"),  # significant, but within the margin
+        (0.03, 0.004, "drifts from 256"),
+        (0.6, 0.05, "explodes from 256"),
+    ],
+)
+def test_a_verdict_is_no_guess(difference: float, error: float, words: str) -> None:
+    verdict = judge(*noisy(difference, error), "documents", 128)
+    assert describe(verdict).startswith(words)
+    if verdict["verdict"] == "undecided":
+        needed = verdict["evidence"][0]["targets_needed"]
+        assert needed > 400
+        assert evidence_text(verdict).endswith(f"; about {needed:,} targets would decide")
+
+
+def test_the_margin_decides_what_holds() -> None:
+    losses, documents = noisy(0.03, 0.004)
+    assert judge(losses, documents, "documents", 128, margin=0.05)["verdict"] == "holds"
+    assert judge(losses, documents, "documents", 128, margin=0.01)["verdict"] == "drifts"
+
+
+def test_improving_first_and_unknown_later_is_both() -> None:
+    losses, documents = noisy(-0.1, 0.01)
+    losses[512] = losses[128] + noisy(0.0, 0.1)[0][256] - 3
+    verdict = judge(losses, documents, "documents", 128)
+    assert describe(verdict).startswith("improves from 256, undecided from 512 (up to × 1.2")
+    assert verdict["verdict"] == "undecided"
+
+
+def test_a_perplexity_interval_does_not_reach_below_one() -> None:
+    """No loss is below 0: where the interval of the mean would be, there are too few documents for one."""
+    losses = torch.tensor([0.01, 0.02, 0.01, 3.0, 0.02, 0.01, 0.03, 0.01, 0.02, 0.01, 0.01, 0.02])
+    about = {"model": {"name": "x", "train_length": 8}, "protocol": {"name": "last-token"}, "segments": 12}
+    evaluation = Evaluation(about, {8: losses}, [Anchor(n, 0) for n in range(12)])
+    assert bootstrap_mean(losses.double().numpy(), np.arange(12)).low < 0
+    (row,) = evaluation.rows()
+    assert (row["low"], row["high"]) == (None, None)
 
 
 def test_a_verdict_needs_a_training_length_and_something_beyond() -> None:

@@ -38,6 +38,7 @@ def evaluate(
     window: int | None = None,
     target_seed: int = 0,
     train_length: int | None = None,
+    margin: float = 0.02,
     split: str = "test",
     align: Literal["tokens", "bytes"] = "tokens",
     batch: int | None = None,
@@ -63,7 +64,8 @@ def evaluate(
     corpus
         Name or path of a corpus. Default: the training corpus of the runs, or stdlib without runs.
     lengths
-        Comma-separated context lengths. A model's training length is added if it is below the longest.
+        Comma-separated context lengths. A model's training length is added if it is below the longest, and a quarter
+        of it if all others are longer.
     segments
         Number of segments to draw: one target each for last-token and by-position, several for other protocols.
     window
@@ -72,6 +74,8 @@ def evaluate(
         Seed for drawing the targets; all models get the same targets.
     train_length
         Training length of the models, if their configuration does not state it or is wrong.
+    margin
+        Relative change of perplexity that counts as none: a verdict "holds" needs a 95 % interval within it.
     split
         Split of the corpus to evaluate on.
     align
@@ -99,10 +103,12 @@ def evaluate(
         options=asdict(options),
         target_seed=target_seed,
         train_length=train_length,
+        margin=margin,
         split=split,
         align=align,
         batch=batch,
         text=text,
+        with_quarter=True,
     )
     with Watcher(console(stderr=True), quiet=as_json) as watcher:
         results = evaluate_all(list(models), request, out, device, dtype, watcher.watch)

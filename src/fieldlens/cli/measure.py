@@ -27,6 +27,7 @@ def measure(
     targets: int = 200,
     target_seed: int = 0,
     train_length: int | None = None,
+    margin: float = 0.02,
     split: str = "test",
     out: Path = Path("lens"),
     as_json: Annotated[bool, Parameter(name="--json")] = False,
@@ -70,6 +71,8 @@ def measure(
         Seed for drawing the targets.
     train_length
         Training length of the models, if their configuration does not state it or is wrong.
+    margin
+        With --check: relative change of perplexity that counts as none.
     split
         Split of the corpus to measure on.
     out
@@ -87,7 +90,7 @@ def measure(
     request = MeasureRequest(
         corpus=corpus, text=text, length=length, segments=segments, target=target, average=average, window=window,
         plain=plain, probe=probe, check=check, targets=targets, target_seed=target_seed, train_length=train_length,
-        split=split,
+        split=split, margin=margin,
     )  # fmt: skip
     check_folder(out)
     device, dtype = machine.start()

@@ -15,7 +15,7 @@ from fieldlens.data.text import Text
 from fieldlens.evaluation.evaluate import address, draw_anchors, evaluate
 from fieldlens.evaluation.protocols import Anchor, Eligible, draw
 from fieldlens.evaluation.request import EvalRequest
-from fieldlens.evaluation.result import KIND, Evaluation, read_evaluation
+from fieldlens.evaluation.result import KIND, Evaluation, Plan, read_evaluation
 from fieldlens.evaluation.runner import Watch
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, unique_names
@@ -110,20 +110,17 @@ def _evaluate_model(
     """Evaluate one model and write its result; a result that exists is read instead."""
     context.watch({"stage": origin.name})
     model = load(origin, context.device, context.dtype, request.train_length)
-    trained, longest = model.adapter.train_length, max(request.lengths)
-    plan = request.plan(request.lengths, text.bos)
-    if trained and trained < longest:
-        with suppress(BadInput):  # the protocol's options may not allow the training length
-            plan = request.plan([*request.lengths, trained], text.bos)
-    about = {**text.about, "align": request.align, "model": model.about}
+    plan = _plan(request, model.adapter.train_length, text.bos)
+    about = {**text.about, "align": request.align, "model": model.about, "margin": request.margin}
     if sample.names is not None:  # the bytes drawn depend on all tokenizers of the command
         about["drawn"] = digest(sample.names)[:16]
     key = address(about, plan)
     path = context.out / f"{slug(origin.name)}-{request.protocol}-{key[:8]}.json"
     journal = path.with_suffix(".part")
     if path.exists() and (evaluation := read_evaluation(path)).about.get("address") == key:
-        if evaluation.about["model"] != model.about:  # the same numbers, but another name or training length
-            evaluation = replace(evaluation, about={**evaluation.about, "model": model.about})
+        interpretation = {"model": model.about, "margin": request.margin}
+        if evaluation.about != {**evaluation.about, **interpretation}:  # the same numbers, but another name or margin
+            evaluation = replace(evaluation, about={**evaluation.about, **interpretation})
             evaluation.save(path)
         return path, evaluation
     evaluation = evaluate(
@@ -141,6 +138,19 @@ def _evaluate_model(
     evaluation.save(path)
     journal.unlink(missing_ok=True)  # only now: the result is on the disk
     return path, evaluation
+
+
+def _plan(request: EvalRequest, train_length: int | None, bos: int | None) -> Plan:
+    """The plan of a request, with the training length and a quarter of it as far as they are needed and allowed."""
+    lengths = list(request.lengths)
+    extra = [train_length] if train_length and train_length < max(lengths) else []
+    trained = min(train_length or max(lengths), max(lengths))
+    if request.with_quarter and trained >= 4 and not any(4 * length <= trained for length in lengths):
+        extra.append(trained // 4)
+    for more in (extra, extra[:1], []):
+        with suppress(BadInput):  # the protocol's options may not allow these lengths
+            return request.plan([*lengths, *more], bos)
+    return request.plan(lengths, bos)
 
 
 def _record_diverged(origin: Origin, request: EvalRequest, out: Path) -> tuple[Path, Evaluation]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fieldlens.core.errors import BadInput, unknown
 from fieldlens.data.corpus import SPLITS
+from fieldlens.evaluation.equivalence import MARGIN, check_margin
 from fieldlens.evaluation.protocols import protocol
 from fieldlens.evaluation.result import Plan
 from fieldlens.schemes.window import check_window
@@ -27,8 +28,12 @@ class EvalRequest:
     align: str = "tokens"
     batch: int | None = None
     text: Path | None = None
+    margin: float = MARGIN
+    with_quarter: bool = False
+    """Also evaluate a quarter of the training length, unless a length up to it was requested: is context used?"""
 
     def __post_init__(self) -> None:
+        check_margin(self.margin)
         if self.corpus is not None and self.text is not None:
             raise BadInput("give either --text or --corpus, not both")
         if self.segments < 1:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from fieldlens.core.errors import BadInput
+from fieldlens.evaluation.context_use import ContextUse, usual_context_use
+from fieldlens.evaluation.equivalence import MARGIN
 from fieldlens.evaluation.protocols import Anchor, Protocol
-from fieldlens.evaluation.statistics import bootstrap_mean, finite
-from fieldlens.evaluation.verdict import judge
+from fieldlens.evaluation.statistics import Interval, bootstrap_mean, finite
+from fieldlens.evaluation.verdict import describe, judge
 from fieldlens.storage.results import read_result, write_result
 from fieldlens.training.loss import LARGEST
 
@@ -136,6 +138,8 @@ class Evaluation:
         rows = []
         for length, losses in self.losses.items():
             interval = bootstrap_mean(self.quantities(length), units_N)
+            if interval.low < 0:  # no loss is: there are too few documents for an interval
+                interval = Interval(math.nan, math.nan)
             low, high = interval if self.by_bytes or not all(map(math.isfinite, interval)) else map(_exp, interval)
             row: dict[str, Any] = {
                 "length": length,
@@ -155,14 +159,28 @@ class Evaluation:
         return self.about["model"]["train_length"]
 
     @property
+    def margin(self) -> float:
+        """Relative change of perplexity that counts as none."""
+        return self.about.get("margin", MARGIN)
+
+    @property
+    def context_use(self) -> ContextUse | None:
+        """How much the loss falls from a quarter of the training length to the training length; None if unknown."""
+        return usual_context_use(self) if self.about["protocol"].get("same_targets", True) else None
+
+    @property
     def verdict(self) -> dict[str, Any]:
-        """How the loss changes past the training length, with the evidence."""
+        """How the loss changes past the training length, with the evidence, and whether the model uses its context."""
+        use = self.context_use
+        return {**self._judge(), "context_use": use.to_json() if use else None}
+
+    def _judge(self) -> dict[str, Any]:
         if not self.about["protocol"].get("same_targets", True):
             return {"verdict": None, "reason": "this protocol predicts different targets at each length"}
         if self.by_bytes:
             return {"verdict": None, "reason": "a verdict needs --align tokens"}
         losses = {length: values.double().numpy() for length, values in self.losses.items()}
-        return judge(losses, *self.units(), self.train_length)
+        return judge(losses, *self.units(), self.train_length, self.margin)
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Plot perplexity against length on `ax`, by default on a new figure; return the matplotlib Axes."""
@@ -194,12 +212,16 @@ class Evaluation:
     def _repr_html_(self) -> str:
         from fieldlens.reporting.table import Table
 
-        name, verdict = self.about["model"]["name"], self.verdict if self.losses else {"verdict": "diverged"}
+        name = self.about["model"]["name"]
+        if not self.losses:
+            return Table(["model", "state"], [[name, "diverged"]]).html()
+        verdict = self.verdict
         cells = [
             [str(row["length"]), f"{self.score(row['length']):.4g}", *(_shown(row[key]) for key in ("low", "high"))]
             for row in self.rows()
         ]
-        notes = [f"verdict: {verdict['verdict'] or verdict['reason']}"]
+        notes = [f"verdict: {describe(verdict) if verdict['verdict'] else verdict['reason']}"]
+        notes += [verdict["context_use"]["text"]] if verdict["context_use"] else []
         return Table(["length", self.quantity, "95 % low", "95 % high"], cells, name, notes).html()
 
     def to_json(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fieldlens.evaluation.result import Evaluation
-from fieldlens.evaluation.verdict import describe
+from fieldlens.evaluation.verdict import describe, evidence_text
 from fieldlens.reporting.table import Table, figure
 
 
@@ -17,7 +17,8 @@ def summary(evaluations: Sequence[Evaluation]) -> list[Table]:
     tables = [Table(["model", "state"], diverged)] if diverged else []
     if alive:
         verdicts = [_verdict_row(evaluation, alive) for evaluation in alive]
-        tables = [_scores(alive), Table(["model", "verdict", "evidence"], verdicts), *tables]
+        notes = [f"{_display_name(evaluation, alive)}: {_context_use_text(evaluation)}" for evaluation in alive]
+        tables = [_scores(alive), Table(["model", "verdict", "evidence"], verdicts, "", notes), *tables]
     return tables
 
 
@@ -50,12 +51,13 @@ def _display_name(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> 
     return f"{model['name']} ({model['folder']})" if len(namesakes) > 1 and "folder" in model else str(model["name"])
 
 
+def _context_use_text(evaluation: Evaluation) -> str:
+    use = evaluation.context_use
+    return str(use) if use else "context use not measured: no length below the training length was evaluated"
+
+
 def _verdict_row(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> list[str]:
     name, verdict = _display_name(evaluation, evaluations), evaluation.verdict
     if verdict["verdict"] is None:
         return [name, "no verdict", verdict["reason"]]
-    length = verdict["first"] or max(verdict["evidence"], key=lambda row: abs(row["difference"]))["length"]
-    row = next(row for row in verdict["evidence"] if row["length"] == length)
-    p = "" if row["p_holm"] is None else f", p = {row['p_holm']:.2g} (sign-flip test over {verdict['resampled']}, Holm)"
-    evidence = f"× {figure(row['ratio'], 3)} at {length} against {verdict['train_length']}{p}"
-    return [name, describe(verdict), evidence]
+    return [name, describe(verdict), evidence_text(verdict)]

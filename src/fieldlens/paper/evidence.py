@@ -11,13 +11,12 @@ from fieldlens.evaluation.statistics import Interval, Paired, bootstrap_differen
 from fieldlens.evaluation.verdict import ALPHA, EXPLOSION
 from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import LENGTHS, TRAINED
-from fieldlens.receptive.check import CLOSE_ENOUGH
 from fieldlens.receptive.field import ReceptiveField
 
 Answer = bool | None
 """Yes, no, or None if the results do not decide it."""
 
-SMALL = math.log1p(CLOSE_ENOUGH)
+SMALL = math.log1p(0.01)
 """A negligible difference in nats: 1 % of perplexity."""
 
 BELOW, ABOVE = (-math.inf, -math.ulp(0.0)), (math.ulp(0.0), math.inf)

@@ -3,8 +3,9 @@
 from typing import Any
 
 from fieldlens.core.format import format_bytes
-from fieldlens.evaluation.verdict import describe
-from fieldlens.receptive.check import Check
+from fieldlens.evaluation.equivalence import percent
+from fieldlens.evaluation.verdict import describe, evidence_text
+from fieldlens.receptive.check import RISES, Candidate, Check
 from fieldlens.receptive.field import LEVELS, ReceptiveField
 
 COVERED = 0.99
@@ -82,35 +83,54 @@ def _coverage_sentence(field: ReceptiveField) -> str:
 
 
 def _check_sentences(check: Check) -> list[str]:
-    verdict = check.contexts.verdict
-    sentences = []
-    if verdict["verdict"]:
-        outcome = describe(verdict, " from {:,} tokens on")
-        sentences.append(f"Measured past the training length, perplexity {outcome}.")
     return [
-        *sentences,
+        *_verdict_sentences(check),
         _smallest_sentence(check, "context", "context"),
         _smallest_sentence(check, "window", "sliding window"),
     ]
 
 
+def _verdict_sentences(check: Check) -> list[str]:
+    """The verdict with its evidence, and whether the model uses its context."""
+    verdict, use, sentences = check.verdict, check.verdict["context_use"], []
+    if verdict["verdict"]:
+        outcome = describe(verdict, " from {:,} tokens on")
+        subject = "the change of perplexity is" if outcome.startswith("undecided") else "perplexity"
+        sentences.append(f"Measured past the training length, {subject} {outcome}: {evidence_text(verdict)}.")
+    if verdict["verdict"] in RISES:
+        sentences.append(f"Use at most {check.reference:,} tokens; smaller contexts are compared with that length.")
+    text = use["text"] if use else "context use not measured: no shorter context was evaluated"
+    return [*sentences, f"{text[0].upper()}{text[1:]}."]
+
+
 def _smallest_sentence(check: Check, kind: str, label: str) -> str:
-    """The smallest context or window within 1% of the best perplexity, and the memory it saves."""
-    smallest = check.smallest(kind)
-    if smallest is None:
-        if kind == "window" and not check.windows:
-            return "No sliding window was evaluated."
-        return f"No {label} is within 1% of the best perplexity."
-    saving = ""
-    if smallest["cache_saved"]:
-        size, share = f"{format_bytes(smallest['cache_bytes'])} in {check.cache_dtype}", smallest["cache_saved"]
-        saving = f"; a cache of that size, {size}, saves {min(share, 0.999):.{0 if share < 0.99 else 1}%}"
-        saving += f" of the cache of {check.longest:,} tokens"
-    if smallest["best"] == f"{kind} {smallest['tokens']}":
-        return f"The best perplexity is at a {label} of {smallest['tokens']:,} tokens{saving}."
-    low, high = smallest["low"], smallest["high"]
-    interval = f", 95% interval {low:.3f} to {high:.3f}" if low and high else ""
+    """The smallest context or window that is shown to be within the margin, and the memory it saves."""
+    smallest, candidates = check.smallest(kind), check.of(kind)
+    margin, unit = percent(check.contexts.margin), check.contexts.units()[1]
+    goal = f"within {margin} of the perplexity with {check.reference:,} tokens"
+    if smallest is not None:
+        return (
+            f"The smallest {label} shown to be {goal} is {smallest.tokens:,} tokens "
+            f"({smallest.interval} over {unit}){_saving(check, smallest)}."
+        )
+    if not candidates:
+        return "No sliding window was evaluated." if kind == "window" else "No shorter context was evaluated."
+    largest = candidates[0]
+    if largest.outcome == "worse":
+        return f"No {label} is {goal}: {largest.tokens:,} tokens already cost {largest.interval} over {unit}."
+    needed = largest.contrast.targets_to_bound
+    more = "more documents would decide" if needed is None else f"about {needed:,} --targets would decide"
     return (
-        f"The smallest {label} within 1% of the best perplexity ({smallest['best']}) is {smallest['tokens']:,} tokens "
-        f"(× {smallest['ratio']:.3f}{interval} over {smallest['resampled']}){saving}."
+        f"Undecided whether any {label} is {goal}: {largest.tokens:,} tokens give {largest.interval} over {unit}; "
+        f"{more}. No {label} is recommended."
     )
+
+
+def _saving(check: Check, candidate: Candidate) -> str:
+    """The cache of a candidate and what it saves, as the end of a sentence."""
+    share = check.saved(candidate)
+    if not share or not candidate.cache_bytes:
+        return ""
+    size = f"{format_bytes(candidate.cache_bytes)} in {check.cache_dtype}"
+    saved = f"{min(share, 0.999):.{0 if share < 0.99 else 1}%}"
+    return f"; a cache of that size, {size}, saves {saved} of the cache of {check.reference:,} tokens"

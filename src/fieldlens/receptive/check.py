@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,17 @@ import torch
 from torch import Tensor
 
 from fieldlens.data.text import Text
+from fieldlens.evaluation.equivalence import Contrast, contrast, ratio
 from fieldlens.evaluation.evaluate import draw_anchors, evaluate
 from fieldlens.evaluation.protocols import protocol
 from fieldlens.evaluation.result import Evaluation, Plan
 from fieldlens.evaluation.runner import Watch
-from fieldlens.evaluation.statistics import bootstrap_difference, differences
+from fieldlens.evaluation.statistics import finite
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.schemes.window import min_window
-from fieldlens.training.loss import LARGEST
 
-CLOSE_ENOUGH = 0.01
-"""Relative difference in perplexity from the best that counts as equal to it."""
+RISES = ("drifts", "explodes")
+"""Verdicts on a loss that rises past the training length."""
 
 
 def probe(
@@ -57,6 +59,44 @@ def _log_probabilities(adapter: ModelAdapter, ids_T: Tensor, window: int | None)
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A context or a window, compared with the reference context on the same targets."""
+
+    kind: str
+    """context or window."""
+    tokens: int
+    perplexity: float
+    contrast: Contrast
+    cache_bytes: int | None
+
+    @property
+    def outcome(self) -> str:
+        """What the interval shows: within the margin, worse, or undecided."""
+        if self.contrast.not_worse:
+            return "within the margin"
+        return "worse" if self.contrast.worse else "undecided"
+
+    @property
+    def interval(self) -> str:
+        """The ratio of perplexities with its interval, as text."""
+        low, high = (
+            ratio(bound) if math.isfinite(bound) else None for bound in (self.contrast.low, self.contrast.high)
+        )
+        bounds = "no interval" if low is None or high is None else f"95% interval {low:.3f} to {high:.3f}"
+        return f"× {self.contrast.ratio:.3f}, {bounds}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "perplexity": finite(self.perplexity),
+            **self.contrast.to_json(),
+            "outcome": self.outcome,
+            "targets_needed": self.contrast.targets_to_bound,
+            "cache_bytes": self.cache_bytes,
+        }
+
+
+@dataclass(frozen=True)
 class Check:
     """Perplexity by context length, and by window at the longest context."""
 
@@ -72,45 +112,64 @@ class Check:
         """The longest context."""
         return max(self.contexts.losses)
 
-    def losses(self) -> dict[str, np.ndarray]:
-        """The losses of every candidate, contexts and windows, by name."""
-        candidates = {f"context {length}": losses for length, losses in self.contexts.losses.items()}
-        candidates |= {f"window {w}": evaluation.losses[self.longest] for w, evaluation in self.windows.items()}
-        return {name: losses.double().numpy() for name, losses in candidates.items()}
+    @cached_property
+    def verdict(self) -> dict[str, Any]:
+        """The verdict on the loss past the training length."""
+        return self.contexts.verdict
 
-    def smallest(self, kind: str) -> dict[str, Any] | None:
-        """The smallest context or window (`kind`) whose perplexity is within 1% of the best, with a 95% interval."""
-        losses = self.losses()
-        best = min(losses, key=lambda name: float(losses[name].mean()))
-        units_N, unit = self.contexts.units()
-        sizes = sorted(int(name.split()[1]) for name in losses if name.startswith(kind))
-        for size in sizes:
-            name = f"{kind} {size}"
-            differences_N = differences(losses[name], losses[best])
-            if differences_N.mean() <= math.log1p(CLOSE_ENOUGH):
-                interval, _ = bootstrap_difference(differences_N, units_N)
-                low, high = (math.exp(v) if math.isfinite(v) and v < LARGEST else None for v in interval)
-                cache, full_cache = self.cache.get(name), self.cache.get(f"context {self.longest}")
-                return {
-                    "tokens": size,
-                    "best": best,
-                    "ratio": math.exp(float(differences_N.mean())),
-                    "low": low,
-                    "high": high,
-                    "resampled": unit,
-                    "cache_saved": 1 - cache / full_cache if cache and full_cache else None,
-                    "cache_bytes": cache,
-                }
-        return None
+    @property
+    def reference(self) -> int:
+        """The context to compare with: the longest, or the training length if the loss rises past it."""
+        return self.verdict["train_length"] if self.verdict["verdict"] in RISES else self.longest
+
+    @cached_property
+    def candidates(self) -> list[Candidate]:
+        """Contexts and windows below the reference context, largest first."""
+        losses = {("context", length): losses for length, losses in self.contexts.losses.items()}
+        losses |= {("window", width): evaluation.losses[self.longest] for width, evaluation in self.windows.items()}
+        reference_N, (units_N, _) = self.contexts.quantities(self.reference), self.contexts.units()
+        candidates = []
+        for (kind, tokens), losses_N in sorted(losses.items(), reverse=True):
+            if tokens < self.reference:
+                values_N = losses_N.double().numpy()
+                row = contrast(values_N, reference_N, units_N, self.contexts.margin)
+                perplexity, cache = ratio(float(values_N.mean())), self.cache.get(f"{kind} {tokens}")
+                candidates.append(Candidate(kind, tokens, perplexity, row, cache))
+        return candidates
+
+    def of(self, kind: str) -> list[Candidate]:
+        """The candidates of one kind, largest first."""
+        return [candidate for candidate in self.candidates if candidate.kind == kind]
+
+    def smallest(self, kind: str) -> Candidate | None:
+        """The smallest context or window (`kind`) that is shown to be within the margin of the reference.
+
+        Candidates are tested from the largest down to the first that fails, which needs no correction for their number.
+        """
+        passed = list(takewhile(lambda candidate: candidate.contrast.not_worse, self.of(kind)))
+        return passed[-1] if passed else None
+
+    def saved(self, candidate: Candidate) -> float | None:
+        """The share of the cache of the reference context that a candidate saves."""
+        full = self.cache.get(f"context {self.reference}")
+        return 1 - candidate.cache_bytes / full if candidate.cache_bytes and full else None
 
     def to_json(self) -> dict[str, Any]:
-        perplexities = {window: evaluation.table[self.longest] for window, evaluation in self.windows.items()}
+        smallest = {kind: self.smallest(kind) for kind in ("context", "window")}
         return {
             "contexts": self.contexts.rows(),
-            "windows": [{"window": window, "perplexity": value} for window, value in perplexities.items()],
-            "verdict": self.contexts.verdict,
-            "smallest_context": self.smallest("context"),
-            "smallest_window": self.smallest("window"),
+            "windows": [
+                {"window": width, "perplexity": finite(evaluation.table[self.longest])}
+                for width, evaluation in self.windows.items()
+            ],
+            "verdict": self.verdict,
+            "reference": self.reference,
+            "resampled": self.contexts.units()[1],
+            "candidates": [{"kind": candidate.kind, **candidate.to_json()} for candidate in self.candidates],
+            **{
+                f"smallest_{kind}": {**best.to_json(), "cache_saved": self.saved(best)} if best else None
+                for kind, best in smallest.items()
+            },
             "cache_dtype": self.cache_dtype,
         }
 
@@ -122,6 +181,7 @@ def check(
     window: int | None,
     targets: int,
     seed: int,
+    margin: float,
     about: dict[str, Any],
     watch: Watch,
     journal: Path | None = None,
@@ -134,7 +194,7 @@ def check(
     if adapter.train_length and adapter.train_length < length:
         lengths.add(adapter.train_length)
     options: dict[str, Any] = {
-        "about": {"model": about, **text.about, "align": "tokens"},
+        "about": {"model": about, **text.about, "align": "tokens", "margin": margin},
         "sizes": text.sizes,
         "watch": watch,
     }

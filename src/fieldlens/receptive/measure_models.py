@@ -102,7 +102,7 @@ def _measure(
     if request.probe and not field.status:
         probe_result = probe(adapter, list(gradients.rows(anchors)), request.window, text.bos, watch)
     if request.check:
-        options = (request.window, request.targets, request.target_seed)
+        options = (request.window, request.targets, request.target_seed, request.margin)
         check_result = check(adapter, text, length, *options, model.about, _without_estimates(watch), journal)
     about = {
         "model": {**model.about, "name": name},

@@ -6,6 +6,7 @@ from typing import get_args
 
 from fieldlens.core.errors import BadInput, unknown
 from fieldlens.data.corpus import SPLITS
+from fieldlens.evaluation.equivalence import MARGIN, check_margin
 from fieldlens.receptive.field import Average
 from fieldlens.receptive.input_gradients import Target
 from fieldlens.schemes.window import check_window
@@ -30,8 +31,10 @@ class MeasureRequest:
     target_seed: int = 0
     train_length: int | None = None
     split: str = "test"
+    margin: float = MARGIN
 
     def __post_init__(self) -> None:
+        check_margin(self.margin)
         for name in ("segments", "targets"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, got {getattr(self, name)}")

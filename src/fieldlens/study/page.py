@@ -3,10 +3,12 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fieldlens.evaluation.compare import Comparison
+from fieldlens.evaluation.equivalence import MARGIN, percent
 from fieldlens.evaluation.verdict import describe
 from fieldlens.receptive.advice import COVERED, coverage
 from fieldlens.receptive.report import flat
@@ -18,6 +20,7 @@ from fieldlens.study.results import ComparisonKey, Result, comparisons, read_res
 from fieldlens.study.view import called
 
 HOLDS = ("holds", "improves")
+VERDICT_COLUMNS = ["model", "corpus", "seed", "verdict", "uses context", "coverage", "99% within"]
 CARDS = 8
 """Maximum number of models that are shown as cards."""
 NAMED = 12
@@ -26,9 +29,10 @@ NAMED = 12
 MEANING = (
     "Every model predicts **the same tokens**; only the number of preceding tokens differs. A length is a number of "
     "input tokens. To the right of the training length, the model sees more tokens than in training.",
-    "**improves** and **holds** mean that perplexity past the training length is significantly lower, or not "
-    "significantly different; **drifts** that it is significantly higher, by less than half; **explodes** that it is "
-    "higher by half or more. Sign-flip test over documents, Holm-corrected.",
+    "**holds** means that the 95 % interval of perplexity past the training length, relative to that at it, is within "
+    f"± {percent(MARGIN)}; **improves** and **drifts** that it is significantly lower or higher (sign-flip test over "
+    "documents, Holm-corrected); **explodes** that it is higher by half or more; **undecided** that more targets are "
+    "needed. **Uses context**: the fall of the loss from a quarter of the training length to the training length.",
     "**Coverage** is the share of the gradient within the training length. The paper's principle: a model with more "
     f"than {COVERED:.0%} extrapolates. The converse does not follow.",
 )
@@ -41,24 +45,31 @@ def summary(results: Sequence[Result]) -> list[Table]:
         tables.append(dataclasses.replace(comparison.sheet(), title=f"{comparison.quantity} on {key.title}"))
     names = called([result.recipe for result in results])
     rows = [_row(result, name) for result, name in zip(results, names, strict=True)]
-    return [*tables, Table(["model", "corpus", "seed", "verdict", "coverage", "99% within"], rows, "verdicts")]
+    return [*tables, Table(VERDICT_COLUMNS, rows, "verdicts")]
 
 
 def _row(result: Result, name: str) -> list[str]:
     recipe = result.recipe
     start = [name, recipe["corpus"], str(recipe["seed"])]
     if result.diverged:
-        return [*start, "diverged", "–", "–"]
-    return [*start, _verdict(result) or "–", *_field(result)]
+        return [*start, "diverged", "–", "–", "–"]
+    verdict = _verdict(result)
+    if verdict is None:
+        return [*start, "–", "–", *_field(result)]
+    return [*start, describe(verdict), _context_use(verdict["context_use"]), *_field(result)]
 
 
-def _verdict(result: Result) -> str | None:
+def _verdict(result: Result) -> dict[str, Any] | None:
     """The verdict of the first evaluation that has one."""
     verdicts = [evaluation.verdict for evaluation in result.evaluations if evaluation.losses]
-    first = next((verdict for verdict in verdicts if verdict["verdict"]), None)
-    if first is None:
-        return None
-    return describe(first)
+    return next((verdict for verdict in verdicts if verdict["verdict"]), None)
+
+
+def _context_use(use: dict[str, Any] | None) -> str:
+    """The fall of the loss up to the training length, in a cell."""
+    if use is None:
+        return "not measured"
+    return f"{use['short']:,} → {use['long']:,}: {-use['loss_fall']:+.1%}{'' if use['shown'] else ' (not shown)'}"
 
 
 def _field(result: Result) -> list[str]:
@@ -127,6 +138,9 @@ def _headline(comparison: Comparison) -> list[report.Block]:
         ends = [length for length in (trained, longest) if length is not None and length in comparison.lengths]
         means = (np.mean(list(group.values(length).values())) for length in ends)
         course = " → ".join(f"{mean:.3g} at {length:,}" for mean, length in zip(means, ends, strict=True))
+        uses = [member.context_use for member in alive]
+        falls = [f"{-use.loss_fall:+.1%}" for use in uses if use]
+        course += f"; uses context: {' / '.join(falls)}" if falls else ""
         cards.append(report.Card(" / ".join(verdicts), group.name, f"{comparison.quantity} {course}", colour))
     return [report.cards(*cards)]
 
@@ -179,13 +193,13 @@ def _verdicts(results: Sequence[Result]) -> list[report.Block]:
 
 
 def prediction(results: Sequence[Result]) -> dict[tuple[bool, bool], int]:
-    """Number of runs by (covered, extrapolates); runs without a verdict or a bounded field are left out."""
+    """Number of runs by (covered, extrapolates); undecided runs and those without a bounded field are left out."""
     counts = {(a, b): 0 for a in (True, False) for b in (True, False)}
     for result in results:
         verdict = _verdict(result)
         predicts = coverage(result.measurement.field)["predicts"] if result.measurement else None
-        if verdict is not None and predicts is not None:
-            counts[predicts == "extrapolates", verdict.split()[0] in HOLDS] += 1
+        if verdict is not None and verdict["verdict"] != "undecided" and predicts is not None:
+            counts[predicts == "extrapolates", verdict["verdict"] in HOLDS] += 1
     return counts
 
 
