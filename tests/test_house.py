@@ -33,7 +33,7 @@ ROOMS = {
     "charts.* charts.__init__ report",
     "generation": "sampling engine hf generate detokenize request generate_text",
     "study": "plan result_folder state results forecast executors job controller view page",
-    "paper": "printed scale results cells fields diagrams pilot parity evidence artifact artifacts.* "
+    "paper": "printed scale results cells fields diagrams pilot score_parts parity evidence artifact artifacts.* "
     "claims.__init__ claims.* page",
     "cli": "console progress * __init__",
 }
