@@ -61,7 +61,7 @@ def first_layer_scores(decoder: Decoder, ids_BT: Tensor) -> dict[str, Tensor]:
 
     def heads(x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         query, key, _ = x_BTD.chunk(3, -1)
-        return tuple(x.unflatten(-1, (block.heads, -1)).transpose(1, 2) for x in (query, key))  # type: ignore[return-value]
+        return tuple(x.unflatten(-1, (block.heads, -1)).transpose(1, 2) for x in (query, key))
 
     semantic, positional = (heads(gain_D * (x - x.mean(-1, keepdim=True)) / std_BT1 @ weight.T) for x in (e_BTD, p_TD))
     constant = heads((norm.bias.double() @ weight.T + bias).expand(*ids_BT.shape, -1))
