@@ -89,7 +89,7 @@ def test_frames(
         DataFrame = Frame
 
     monkeypatch.setitem(sys.modules, "pandas", Pandas)  # type: ignore[arg-type]
-    assert [row["length"] for row in evaluation.to_frame()] == [8, 16, 32]
+    assert [row["length"] for row in evaluation.to_frame()] == [4, 8, 16, 32]  # with a quarter of 16
     rows = field.to_frame()
     assert rows[0]["distance"] == 1
     assert rows[-1]["cumulative"] == pytest.approx(1)

@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from fieldlens.core.errors import BadInput
-from fieldlens.evaluation.compare import compare
+from fieldlens.evaluation.compare import compare, places
 from fieldlens.evaluation.protocols import Anchor
 from fieldlens.evaluation.result import Evaluation
 from fieldlens.evaluation.statistics import bootstrap_difference, holm
@@ -268,3 +268,11 @@ def test_bytes_are_compared_in_bits(tmp_path: Path) -> None:
     assert comparison.quantity == "bits per byte"
     assert comparison.cells[0]["mean"] == pytest.approx(float(a.losses[64].mean()) / 2 / np.log(2))
     assert sized[0].bits_per_byte == pytest.approx({n: float(a.losses[n].mean()) / 2 / np.log(2) for n in (64, 128)})
+
+
+def test_a_small_deviation_is_not_rounded_to_zero() -> None:
+    members = [evaluation("a", seed, noise=0) for seed in (0, 1)]
+    for member, perplexity in zip(members, (258.6, 259.2), strict=True):
+        member.losses[64][:] = float(np.log(perplexity))
+    assert "258.9 ± 0.4" in [cell for row in compare(members).sheet().rows for cell in row]
+    assert [places(2000.0, deviation) for deviation in (None, 0.0, 12.0, 0.6, 0.04, 1e-9)] == [0, 0, 0, 0, 2, 6]

@@ -14,6 +14,7 @@ import torch
 from families import build
 from short_training import short_runs
 
+import fieldlens
 from fieldlens.cli import main
 from fieldlens.data.corpus import open_corpus
 from fieldlens.data.text import read_text
@@ -391,3 +392,28 @@ def test_evaluation_leaves_the_global_state_alone(home: Path) -> None:
     state = torch.get_rng_state()
     evaluate(home / SPECS[0])
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_runs_in_folders_of_one_name_are_told_apart(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for parent in ("x", "y"):
+        shutil.copytree(home / SPECS[0], tmp_path / parent / "run")
+    evaluate("x/run", "y/run")
+    out = capsys.readouterr().out
+    assert f"sandwich ({Path('x', 'run')})" in out
+    assert f"sandwich ({Path('y', 'run')})" in out
+
+
+def test_python_gives_the_numbers_and_the_verdict_of_the_command(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate(home / SPECS[0] / "model", "--corpus", home / "corpus", "--lengths", "16,64", "--json")
+    (result,) = json.loads(capsys.readouterr().out)
+    text = read_text(str(home / "corpus"), "test", home / SPECS[0] / "model", progress=False)
+    documents = [torch.from_numpy(ids.astype("int64")) for ids in text.documents]
+    model = fieldlens.load_model(home / SPECS[0] / "model")
+    evaluation = fieldlens.perplexity(model, documents, [16, 64], 30, bos=text.bos)
+    assert list(evaluation.losses) == result["lengths"] == [8, 16, 32, 64]
+    assert evaluation.verdict == result["verdict"]
+    assert evaluation.rows() == [{k: v for k, v in row.items() if k != "bits_per_byte"} for row in result["results"]]

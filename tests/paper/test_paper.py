@@ -238,7 +238,7 @@ def test_a_cell_is_what_a_hand_computes(study: Study, tmp_path: Path) -> None:
         for text in (tmp_path / "out" / "arxiv.md").read_text().splitlines()
         if "w 40" not in text and "8.27" in text and "1024" in text
     )
-    assert f"8.27 · {mean:.1f} ± {spread:.1f}" in line
+    assert f"8.27 · {mean:.2f} ± {spread:.2f}" in line
 
 
 def test_distances_between_curves_are_in_the_numbers_too(study: Study, tmp_path: Path) -> None:

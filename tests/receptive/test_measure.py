@@ -12,8 +12,10 @@ from families import build
 from safetensors.torch import load_file, save_file
 from short_training import short_runs
 
+import fieldlens
 from fieldlens.cli import main
 from fieldlens.data.corpus import open_corpus
+from fieldlens.data.text import read_text
 from fieldlens.data.tokenizer import Coder
 from fieldlens.evaluation.protocols import Anchor
 from fieldlens.evaluation.result import Evaluation
@@ -71,6 +73,31 @@ def test_two_runs_from_command_to_report(home: Path, tmp_path: Path, capsys: pyt
     assert {path.name for path in (tmp_path / "lens").iterdir()} == {
         "report.html", *(f"receptive-field.{ending}" for ending in ("json", "npz", "png", "svg"))
     }  # fmt: skip
+
+
+def test_a_result_names_its_targets_so_that_anybody_can_check_it(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure(home / "alibi", "--plain", "--check", "--targets", "12", "--json")
+    (result,) = json.loads(capsys.readouterr().out)
+    text = read_text(str(home / "corpus"), "test", home / "alibi" / "model", progress=False)
+    model = fieldlens.load_model(home / "alibi" / "model")
+    contexts = [
+        text.documents[document][offset - 96 : offset + 1] for document, offset in result["targets"]["segments"]
+    ]
+    field = fieldlens.receptive_field(model, torch.from_numpy(np.stack(contexts).astype(np.int64)))
+    saved = np.load(tmp_path / "lens" / "receptive-field.npz")["norms_0"]
+    assert field.norms_NT == pytest.approx(saved, rel=1e-4)
+    assert len(result["targets"]["check"]) == 12
+
+
+def test_half_precision_is_refused_in_words(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fieldlens.core.device.bfloat16_runs", lambda: True)
+    measure(home / "alibi", "--plain", "--dtype", "bfloat16")
+    captured = capsys.readouterr()
+    assert "warning: --dtype bfloat16 is not used: gradients in half precision are mostly round-off" in captured.err
 
 
 def test_a_transformers_folder_and_a_text_file(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

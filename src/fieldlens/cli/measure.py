@@ -11,6 +11,10 @@ from fieldlens.cli.console import console
 from fieldlens.cli.progress import Watcher
 from fieldlens.core.device import Machine
 
+HALF_PRECISION = (
+    "--dtype {} is not used: gradients in half precision are mostly round-off, so the model is measured in float32"
+)
+
 
 def measure(
     *models: str,
@@ -94,11 +98,13 @@ def measure(
     )  # fmt: skip
     check_folder(out)
     device, dtype = machine.start()
-    if dtype.itemsize < 4:
-        import torch
-
-        dtype = torch.float32  # gradients in half precision are mostly round-off
     with Watcher(console(stderr=True), quiet=as_json) as watcher:
+        if dtype.itemsize < 4:
+            import torch
+
+            dtype = torch.float32
+            if machine.dtype != "auto":
+                watcher.watch({"warning": HALF_PRECISION.format(machine.dtype)})
         measurements = measure_all(list(models), request, device, dtype, watcher.watch, journals=out)
 
     from fieldlens.receptive.report import summary, write

@@ -329,8 +329,9 @@ def _mark(tested: list[dict[str, Any]], within: list[dict[str, Any]]) -> None:
 def _cell(cell: dict[str, Any]) -> str:
     if cell["mean"] is None:
         return "diverged" if cell["diverged"] else "–"
-    spread = f" ± {cell['deviation']:.{places(cell['mean'])}f}" if cell["deviation"] is not None else ""
-    return f"{cell['mean']:.{places(cell['mean'])}f}{spread}{cell['mark']}"
+    digits = places(cell["mean"], cell["deviation"])
+    spread = f" ± {cell['deviation']:.{digits}f}" if cell["deviation"] is not None else ""
+    return f"{cell['mean']:.{digits}f}{spread}{cell['mark']}"
 
 
 def _number(value: Any) -> str:
@@ -339,6 +340,7 @@ def _number(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def places(value: float) -> int:
-    """Number of decimal places that shows three significant digits of a value of at least 1."""
-    return max(0, 2 - int(math.log10(max(value, 1))))
+def places(value: float, deviation: float | None = None) -> int:
+    """Decimal places that show three significant digits of a value of at least 1, and one of its deviation."""
+    digits = max(0, 2 - int(math.log10(max(value, 1))))
+    return digits if not deviation else max(digits, min(6, math.ceil(-math.log10(2 * deviation))))

@@ -2,7 +2,8 @@
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fieldlens.core.errors import BadInput
+from fieldlens.evaluation.equivalence import MARGIN, check_margin
 from fieldlens.evaluation.protocols import Anchor, draw, eligible
 from fieldlens.evaluation.protocols import protocol as find_protocol
 from fieldlens.evaluation.result import Evaluation, Plan
@@ -31,11 +33,12 @@ def perplexity(
     window: int | None = None,
     target_seed: int = 0,
     train_length: int | None = None,
+    margin: float = MARGIN,
     bos: int | None = None,
     batch: int | None = None,
     **options: int,
 ) -> Evaluation:
-    """Perplexity of a model against context length.
+    """Perplexity of a model against context length; the same numbers as `fieldlens evaluate` on the same tokens.
 
     Parameters
     ----------
@@ -44,7 +47,8 @@ def perplexity(
     tokens
         Token ids: a 1-D tensor, or a list of them, one per document.
     lengths
-        Context lengths: numbers of input tokens.
+        Context lengths: numbers of input tokens. The model's training length is added if it is below the longest, and
+        a quarter of it if all others are longer: the verdict needs them.
     segments
         Number of segments to draw.
     protocol
@@ -55,6 +59,8 @@ def perplexity(
         Seed for drawing the targets.
     train_length
         Training length of the model; default: the one in its configuration.
+    margin
+        Relative change of perplexity that counts as none: a verdict "holds" needs a 95 % interval within it.
     bos
         Token id put before every context; not counted in its length.
     batch
@@ -66,15 +72,44 @@ def perplexity(
     for document in documents:
         if not isinstance(document, Tensor) or document.ndim != 1 or document.is_floating_point():
             raise BadInput("tokens must be a 1-D integer tensor, or a list of them, one per document")
-    plan = Plan(find_protocol(protocol, **options), tuple(lengths), segments, target_seed, window, bos)
+    check_margin(margin)
+    chosen = find_protocol(protocol, **options)
     arrays = [document.cpu().numpy() for document in documents]
     text = hashlib.sha256(b"|".join(document.astype(np.int64).tobytes() for document in arrays)).hexdigest()
     with eval_mode(model):
         adapter = adapt(model)
         weights = weights_hash(model) if isinstance(model, nn.Module) else None
         check_causal(adapter)
-        record = {"name": adapter.name, "train_length": train_length or adapter.train_length, "weights": weights}
-        return evaluate(adapter, arrays, plan, about={"model": record, "data": {"text": text}}, batch=batch)
+        trained = train_length or adapter.train_length
+        plan = with_train_length(
+            lambda chosen_lengths: Plan(chosen, tuple(chosen_lengths), segments, target_seed, window, bos),
+            lengths,
+            trained,
+            with_quarter=True,
+        )
+        record = {"name": adapter.name, "train_length": trained, "weights": weights}
+        about = {"model": record, "data": {"text": text}, "margin": margin}
+        return evaluate(adapter, arrays, plan, about=about, batch=batch)
+
+
+def with_train_length(
+    make_plan: Callable[[Sequence[int]], Plan], lengths: Sequence[int], train_length: int | None, with_quarter: bool
+) -> Plan:
+    """A plan with the given lengths, and with those that the verdict needs as far as the protocol allows them.
+
+    These are the training length, and a quarter of it if no length up to that was given.
+    """
+    plan = make_plan(lengths)
+    if train_length is None or train_length > plan.longest:
+        return plan
+    extra = [train_length] if train_length not in plan.lengths else []
+    shorter = any(4 * length <= train_length for length in plan.lengths)
+    if with_quarter and train_length >= 4 and plan.protocol.same_targets and not shorter:
+        extra.append(train_length // 4)
+    for more in (extra, extra[:1]):
+        with suppress(BadInput):  # the protocol's options may not allow these lengths
+            return make_plan([*plan.lengths, *more])
+    return plan
 
 
 def evaluate(

@@ -1,7 +1,6 @@
 """Evaluates models by name: loads models and texts, evaluates one after another and writes result files."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,13 +11,13 @@ import torch
 from fieldlens.core.errors import BadInput
 from fieldlens.core.format import slug
 from fieldlens.data.text import Text
-from fieldlens.evaluation.evaluate import address, draw_anchors, evaluate
+from fieldlens.evaluation.evaluate import address, draw_anchors, evaluate, with_train_length
 from fieldlens.evaluation.protocols import Anchor, Eligible, draw
 from fieldlens.evaluation.request import EvalRequest
-from fieldlens.evaluation.result import KIND, Evaluation, Plan, read_evaluation
+from fieldlens.evaluation.result import KIND, Evaluation, read_evaluation
 from fieldlens.evaluation.runner import Watch
 from fieldlens.models.loading import load
-from fieldlens.models.origin import Origin, find_model, unique_names
+from fieldlens.models.origin import Origin, find_model, unique_endings, unique_names
 from fieldlens.models.texts import read_texts
 from fieldlens.storage.results import write_result
 from fieldlens.storage.sealed import digest
@@ -54,8 +53,8 @@ def evaluate_all(
     origins = [find_model(text) for text in models]
     # Runs of one scheme share its name, by which they are compared; other models get unique names.
     origins = [
-        origin if origin.run else replace(origin, name=name)
-        for origin, name in zip(origins, unique_names(origins), strict=True)
+        replace(origin, folder=ending) if origin.run else replace(origin, name=name)
+        for origin, name, ending in zip(origins, unique_names(origins), unique_endings(origins), strict=True)
     ]
     request.plan(request.lengths, None)
     if request.batch is not None and request.batch < 1:
@@ -110,7 +109,8 @@ def _evaluate_model(
     """Evaluate one model and write its result; a result that exists is read instead."""
     context.watch({"stage": origin.name})
     model = load(origin, context.device, context.dtype, request.train_length)
-    plan = _plan(request, model.adapter.train_length, text.bos)
+    lengths = request.lengths, model.adapter.train_length, request.with_quarter
+    plan = with_train_length(lambda chosen: request.plan(chosen, text.bos), *lengths)
     about = {**text.about, "align": request.align, "model": model.about, "margin": request.margin}
     if sample.names is not None:  # the bytes drawn depend on all tokenizers of the command
         about["drawn"] = digest(sample.names)[:16]
@@ -138,19 +138,6 @@ def _evaluate_model(
     evaluation.save(path)
     journal.unlink(missing_ok=True)  # only now: the result is on the disk
     return path, evaluation
-
-
-def _plan(request: EvalRequest, train_length: int | None, bos: int | None) -> Plan:
-    """The plan of a request, with the training length and a quarter of it as far as they are needed and allowed."""
-    lengths = list(request.lengths)
-    extra = [train_length] if train_length and train_length < max(lengths) else []
-    trained = min(train_length or max(lengths), max(lengths))
-    if request.with_quarter and trained >= 4 and not any(4 * length <= trained for length in lengths):
-        extra.append(trained // 4)
-    for more in (extra, extra[:1], []):
-        with suppress(BadInput):  # the protocol's options may not allow these lengths
-            return request.plan([*lengths, *more], bos)
-    return request.plan(lengths, bos)
 
 
 def _record_diverged(origin: Origin, request: EvalRequest, out: Path) -> tuple[Path, Evaluation]:

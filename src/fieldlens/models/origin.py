@@ -29,6 +29,8 @@ class Origin:
     path: Path | None
     """None for a hub id."""
     run: Run | None = None
+    folder: str = ""
+    """The end of a run's path that tells it from runs of the same scheme; its folder's name if empty."""
 
     @property
     def diverged(self) -> bool:
@@ -66,7 +68,7 @@ class Origin:
         config = self.run.read(self.run.config)
         return {
             "name": self.name,
-            "folder": self.run.folder.name,
+            "folder": self.folder or self.run.folder.name,
             "recipe": config["recipe"],
             "data": config["experiment"]["data"],
             "address": config["address"],
@@ -104,14 +106,20 @@ def name_of(path: Path) -> str:
 
 def unique_names(origins: Sequence[Origin]) -> list[str]:
     """The names of models; where names are equal, with as much of the end of the path as makes them differ."""
-    names = []
+    endings = unique_endings(origins)
+    return [f"{origin.name} ({end})" if end else origin.name for origin, end in zip(origins, endings, strict=True)]
+
+
+def unique_endings(origins: Sequence[Origin]) -> list[str]:
+    """As much of the end of each path as tells it from models of the same name; empty if there are none."""
+    endings = []
     for origin in origins:
         same = [Path(other.text).parts[::-1] for other in origins if other.name == origin.name]
         parts = Path(origin.text).parts[::-1]
         lengths = (n for n in range(1, len(parts)) if sum(other[:n] == parts[:n] for other in same) == 1)
         ending = Path(*parts[: next(lengths, len(parts))][::-1])
-        names.append(origin.name if len(same) == 1 else f"{origin.name} ({ending})")
-    return names
+        endings.append("" if len(same) == 1 else str(ending))
+    return endings
 
 
 def _check_folder(path: Path, text: str) -> None:

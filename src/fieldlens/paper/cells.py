@@ -31,7 +31,7 @@ class Score:
     def __str__(self) -> str:
         if self.mean is None:
             return "diverged" if self.diverged else "–"
-        digits = places(self.mean)
+        digits = places(self.mean, self.deviation)
         spread = f" ± {self.deviation:.{digits}f}" if self.deviation is not None else ""
         suffix = f" ({self.diverged} diverged)" if self.diverged else ""
         return f"{self.mean:.{digits}f}{spread}{self.mark}{suffix}"

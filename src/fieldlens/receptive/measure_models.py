@@ -11,14 +11,14 @@ from fieldlens.core.errors import BadInput
 from fieldlens.data.text import Text
 from fieldlens.data.tokenizer import load_tokenizer
 from fieldlens.evaluation.evaluate import check as check_text
-from fieldlens.evaluation.protocols import draw, eligible, protocol
+from fieldlens.evaluation.protocols import Anchor, draw, eligible, protocol
 from fieldlens.evaluation.result import Plan
 from fieldlens.evaluation.runner import Watch
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, unique_names
 from fieldlens.models.texts import read_texts
-from fieldlens.receptive.check import check, probe
+from fieldlens.receptive.check import Check, check, probe
 from fieldlens.receptive.field import ReceptiveField
 from fieldlens.receptive.request import MeasureRequest
 from fieldlens.receptive.result import RULES, Measurement
@@ -109,10 +109,17 @@ def _measure(
         **text.about,
         **({"besides": BESIDES} if hook.has_other_inputs else {}),
         "asked": asked,
+        "targets": _targets(anchors, check_result),
         "theoretical": theoretical(adapter, request.window, norms_NT),
         **provenance(device),
     }
     return Measurement(about, field, layers, heats, probe_result, check_result)
+
+
+def _targets(anchors: Sequence[Anchor], check_result: Check | None) -> dict[str, Any]:
+    """The targets that were measured, as (document of the split, offset in tokens): the context is before them."""
+    checked = {"check": [list(target) for target in check_result.contexts.targets]} if check_result else {}
+    return {"segments": [list(anchor) for anchor in anchors], **checked}
 
 
 def _address(model: dict[str, Any], text: Text, asked: dict[str, Any]) -> str:

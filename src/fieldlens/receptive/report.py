@@ -146,7 +146,8 @@ def _explanation(target: str) -> list[report.Block]:
 def _provenance(measurements: Sequence[Measurement], command: str) -> list[report.Block]:
     details = []
     for measurement in measurements:
-        table = report.table(["key", "value"], flat(measurement.about))
+        about = {key: value for key, value in measurement.about.items() if key != "targets"}  # a long list
+        table = report.table(["key", "value"], flat(about))
         details.append(report.details(f"Provenance of {measurement.name}", [table]))
     return [report.heading("How to reproduce this report"), report.code(command, "Command"), *details]
 
