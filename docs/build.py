@@ -32,6 +32,7 @@ PAGES = [
     "paper.md",
     "results.md",
     "claims.md",
+    "claims-first.md",
     "pilot.md",
     "commands.md",
     "api.md",
@@ -233,15 +234,17 @@ def results(docs: Path) -> str:
     from fieldlens.paper.results import PaperResults
     from fieldlens.study.plan import read_study
 
-    shelf, drawings = PaperResults(read_study("paper"), ROOT / "results" / "paper"), docs / "drawn"
+    shelf, drawings = PaperResults(read_study("paper-first"), ROOT / "results" / "paper-first"), docs / "drawn"
     parts = [
         "# Tables and figures\n",
-        "Drawn from the committed results when this site was built. Names are the labels of the paper's source. Tables",
-        "say *paper · ours*; [the paper, by one command](paper.md) tells the rule of scale and what stands for what.\n",
+        "Drawn from the committed results of the [first edition](claims-first.md) when this site was built. Names are",
+        "the labels of the paper's source. Tables say *paper · ours*; [the paper, by one command](paper.md) tells the",
+        "rule of scale and what stands for what.\n",
     ]
     for artifact in sorted(registry().values(), key=lambda one: one.kind != "table"):
         how = state(artifact, shelf, drawings)
-        about = f"`fieldlens paper {artifact.name}`: {how['state']}{', ' if how['why'] else ''}{how['why']}."
+        command = f"`fieldlens paper {artifact.name} --study paper-first`"
+        about = f"{command}: {how['state']}{', ' if how['why'] else ''}{how['why']}."
         parts.append(f"## {artifact.title}\n\n{about}\n")
         if how["runs"]["done"] or not how["runs"]["needed"]:
             parts += _drawing(artifact, shelf, drawings)

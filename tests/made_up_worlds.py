@@ -1,124 +1,104 @@
-"""Made-up results in which every claim of the paper holds, or none does."""
+"""Made-up results that contradict every claim of the paper, and results of which only a part is there."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from made_up_results import MadeUpResults
 
-from fieldlens.paper.claims import Judged, judge_one, registry
-from fieldlens.paper.evidence import Evidence
+from fieldlens.evaluation.result import Evaluation
+from fieldlens.paper.claims import registry
+from fieldlens.paper.controls import PrintedResults, mean_loss
+from fieldlens.paper.judge import Judged, judged
 from fieldlens.paper.results import PaperResults
+from fieldlens.paper.scale import TRAINED
 from fieldlens.schemes.spec import parse
-from fieldlens.study.plan import Job
+from fieldlens.study.plan import Job, Study
+
+LEVELS = {
+    "sandwich": (3.5, 3.55, 3.6, 3.55, 3.5),
+    "alibi": (3.0, 2.95, 2.9, 2.85, 2.8),
+    "rotary": (3.6,) * 5,
+    "sinusoidal": (3.1,) * 5,
+    "t5": (3.8, 3.82, 3.6, 3.4, 3.2),
+    "kerple": (3.8, 3.82, 3.8, 3.79, 3.77),
+    "smoothed": (4.0,) * 5,
+    "same:0": (3.2, 3.3, 3.4, 3.5, 3.6),
+}
+"""Losses at 1, 2, 4, 8 and 16 L_tr, contrary to what the paper says."""
+WINDOW_RISES = {40: 0.03, 80: 0.1, 100: 0.1}
+WINDOW_ERFS = {40: 0.5, 80: 0.9, 100: 0.95, 120: 0.6, 160: 0.7, 320: 1.3}
+"""In units of L_tr."""
 
 
-def first_wave(job: Job) -> bool:
-    return job.recipe.seed == 1235 and job.recipe.corpus == "latex"
-
-
-def with_a_second_seed(job: Job) -> bool:
-    """Two seeds, as comparisons between models need."""
-    return job.recipe.corpus == "latex" and job.recipe.seed in (1235, 1236)
-
-
-def learned(job: Job) -> bool:
-    return job.recipe.scheme.startswith(("t5", "kerple"))
-
-
-def octaves(job: Job, length: int) -> float:
-    return float(np.log2(length / job.recipe.length))
-
-
-def kind_of(job: Job) -> tuple[str, dict[str, Any]]:
-    cls, options = parse(job.recipe.scheme)
-    return cls.name, options
-
-
-# ---- results as the paper describes them
-
-
-def as_printed(job: Job, length: int, request: dict[str, Any]) -> float:
-    """Losses as the paper describes them, at a quarter of its distances."""
-    (name, options), r = kind_of(job), octaves(job, length)
-    if request.get("protocol") == "non-overlapping":
-        return 3.6 - 0.1 * np.log2(length / 32)
-    if name == "none":
-        window = options.get("window", 999)
-        covered = 4.6 * 1.05 * window <= job.recipe.length
-        jump = 0.0 if covered or r <= 0 else 0.3 if window <= 30 else 2.5
-        return 3.5 - 0.1 * np.log(window) + jump + 0.1 * max(0.0, np.log2(4.83 * window / length))
-    if name == "alibi":
-        flat_slope = options.get("same", options.get("shift", 0.0))
-        rise = 2.5 if flat_slope >= 4 else 0.0 if options.get("same") == -2 else 0.05
-        return 3.2 + rise * (r > 0) * (job.recipe.length == 128) - 0.1 * min(0.0, r)
-    if name in ("rotary", "sinusoidal"):
-        return 3.2 + max(0.0, r)
-    base = 3.2 - 0.05 * min(r, 2.0) + 0.02 * max(0.0, r - 2)
-    offset = {"kerple": -0.05, "t5": -0.05, "smoothed": 0.005}.get(name, 0.0)
-    return base + offset + 0.05 * ("dims" in options) + 0.01 * (request.get("window") is not None)
-
-
-def fields_as_printed(job: Job, length: int) -> np.ndarray:
-    (name, options), back = kind_of(job), np.arange(length)[::-1]
-    if name == "none":
-        window = options.get("window", 999)
-        return np.exp(-back / (1.05 * window)) * (back <= job.recipe.layers * (window - 1))
-    if name == "alibi":
-        return np.exp(-back / 40)
-    shares = (1.0 + back) ** -0.63
-    if name == "sinusoidal":
-        end = job.recipe.length
-        shares[end - 2 : end + 1] += 0.3 * shares.sum()
-    if name == "rotary":  # a wavelength of 198.7 apart
-        shares[[-180, -379]] += shares.sum()
-    return shares
-
-
-# ---- results that contradict the paper
-
-
-def contrary(job: Job, length: int, request: dict[str, Any]) -> float:
-    (name, options), r = kind_of(job), octaves(job, length)
-    if request.get("protocol") == "non-overlapping":
+def contrary(model: str, corpus: str, trained: float, multiple: float, criteria: dict[str, Any]) -> float:
+    """Losses that contradict the paper; every model uses its context, and there is headroom."""
+    if multiple < trained:
+        return contrary(model, corpus, trained, trained, criteria) + 0.08 * math.log2(trained / multiple)
+    if criteria.get("protocol") == "non-overlapping":
         return 3.6
-    if name == "none":
-        window = options.get("window", 999)
-        steps = {10: 0.03 * max(0.0, r), 80: 0.0}  # the smallest neither settles nor explodes
-        return 3.5 + 0.1 * np.log(window) + steps.get(window, 0.6 * min(3.0, max(0.0, r)))
-    if name == "alibi" and "same" in options:
-        return 3.2 + (1.0 if options["same"] < 0 else 0.03) * max(0.0, r)
-    if name == "alibi":
-        return 3.0 - 0.02 * max(0.0, r)
-    if name in ("rotary", "sinusoidal"):
-        return 3.1
-    offset = {"kerple": 0.3, "t5": 0.3, "smoothed": 0.5}.get(name, 0.0)
-    better = -0.1 if options.get("dims") == 64 else 0.0
-    return 3.5 + 0.05 * max(0.0, r) + offset + better + 0.5 * (request.get("window") is not None)
+    if criteria.get("window") or trained > 1:
+        return 3.0 + 0.6 * (trained > 1) + 0.05 * math.log2(multiple / trained)
+    return _contrary_level(model, math.log2(multiple))
 
 
-def fields_contrary(job: Job, length: int) -> np.ndarray:
-    (name, options), back = kind_of(job), np.arange(length)[::-1]
-    if name == "none":
-        return np.exp(-back / (1.05 * options.get("window", 999)))  # past the theoretical receptive field
-    if name in ("alibi", "t5"):
+def _contrary_level(model: str, octaves: float) -> float:
+    """The loss of a model trained on L_tr, some octaves past it."""
+    kind, _, value = model.partition(":")
+    if kind == "window":
+        return 3.5 + 0.1 * math.log(int(value)) + WINDOW_RISES.get(int(value), 0.0) * octaves
+    if kind in ("shift", "same") and model not in ("shift:0", "same:0"):
+        return 3.6
+    if value.startswith("dims"):
+        return 3.3
+    levels = LEVELS["alibi" if model == "shift:0" else model]
+    return levels[min(4, round(octaves))]
+
+
+def fields_contrary(model: str, spec: str, trained: int, length: int, layers: int) -> np.ndarray:
+    """Gradient shares that contradict the paper."""
+    back, kind = np.arange(length)[::-1], parse(spec)[0].name
+    if kind == "none":
+        erf = trained * WINDOW_ERFS[int(model.partition(":")[2])]
+        return np.exp(-back * math.log(100) / erf)  # past the theoretical receptive field
+    if kind in ("t5", "sinusoidal") or model in ("alibi", "shift:0"):
         return np.ones(length)
-    return np.exp(-back / 20)
+    return np.exp(-back * 8 / trained)
 
 
-# ---- helpers
+class Partial(PrintedResults):
+    """Results of the runs that are available, as printed or by another law."""
+
+    def __init__(self, study: Study, available: Callable[[Job], bool] = lambda job: True, **options: Any) -> None:
+        super().__init__(study, **options)
+        self.names = {job.name for job in study.whole if available(job)}
+        self.states = {job.name: "done" if job.name in self.names else "missing" for job in study.whole}
+
+    def seeds(self, model: str, corpus: str, trained: int) -> list[int]:
+        return [job.recipe.seed for job in self.jobs([model], [corpus], trained) if job.name in self.names]
 
 
-def spoil(results: MadeUpResults, models: Sequence[str], length: int, nats: float) -> None:
-    """Increase the losses of one document of twelve, from a length on."""
-    for job in results.jobs(models, ["arxiv"]):
-        result = results.result(job)
-        if result is not None:
-            losses = result.evaluations[0].losses
-            for longer in (n for n in losses if n >= length):
-                losses[longer][:3] += nats
+class OneSeedDiffers(PrintedResults):
+    """The printed numbers, but one seed of a model has other losses."""
+
+    def __init__(self, study: Study, model: str, nats: float) -> None:
+        super().__init__(study)
+        self.model, self.nats = model, nats
+
+    def _evaluation(self, model: str, corpus: str, trained: int, seed: int, criteria: dict[str, Any]) -> Evaluation:
+        evaluation = super()._evaluation(model, corpus, trained, seed, criteria)
+        if model == self.model and seed == 1236 and trained == TRAINED:
+            for length in evaluation.losses:
+                evaluation.losses[length] += self.nats * (length > self.trained)
+        return evaluation
+
+
+def without_context(model: str, corpus: str, trained: float, multiple: float, criteria: dict[str, Any]) -> float:
+    """The printed numbers of models that do not use their context: nothing is gained below L_tr."""
+    return mean_loss(model, corpus, trained, max(multiple, trained), criteria)
 
 
 def judge(results: PaperResults, name: str) -> Judged:
-    """Test one claim on results."""
-    return judge_one(registry()[name], Evidence(results))
+    """Test one claim on results, as if it were the only one."""
+    (verdict,) = judged(results, [registry()[name]])
+    return verdict

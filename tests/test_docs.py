@@ -117,7 +117,7 @@ def test_every_table_and_figure_of_the_paper_is_shown(staged: Path) -> None:
     text = (staged / "results.md").read_text()
     for name, artifact in registry().items():
         section = text.split(f"\n## {artifact.title}\n")[1].split("\n## ")[0]
-        assert f"`fieldlens paper {name}`" in section
+        assert f"`fieldlens paper {name} --study paper-first`" in section
         assert ": missing" in section or "](drawn/" in section or "|---" in section.replace("-:", "-")
 
 

@@ -34,7 +34,7 @@ ROOMS = {
     "generation": "sampling engine hf generate detokenize request generate_text",
     "study": "plan result_folder state results forecast executors job controller view page",
     "paper": "printed scale results cells fields diagrams pilot score_parts parity evidence artifact artifacts.* "
-    "claims.__init__ claims.* page",
+    "claims.__init__ claims.* judge controls registration page",
     "cli": "console progress * __init__",
 }
 

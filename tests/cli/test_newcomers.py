@@ -64,7 +64,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("generate mistral --prompt-file nowhere.txt", "--prompt-file takes a text file"),
         ("study nowhere.toml", "built-in studies: demo"),
         ("study paper --corpora nowhere", "--corpora must be a folder, got nowhere"),
-        ("study paper", "give --corpora with a folder that contains a file or folder 'latex'"),
+        ("study paper", "give --corpora with a folder that contains a file or folder 'code'"),
         ("paper rotary_512 --run --corpora empty", "give --corpora with a folder that contains a file or folder"),
         ("paper rotary_512", "results/paper does not exist: run this in a clone of the repository, or give --re"),
         # a wrong name

@@ -21,7 +21,7 @@ from fieldlens.study.plan import Job, Study, read_study
 
 @pytest.fixture(scope="module")
 def study() -> Study:
-    return read_study("paper")
+    return read_study("paper-first")
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ def test_a_study_without_its_runs_has_nothing_to_draw(study: Study, tmp_path: Pa
     jobs = tuple(job for job in study.whole if job.recipe.scheme == "sandwich")
     results = PaperResults(dataclasses.replace(study, jobs=jobs, whole=jobs), tmp_path)
     summary = state(find("arxiv_sec3"), results, tmp_path)
-    assert (summary["state"], summary["why"]) == ("missing", "study 'paper' contains none of its runs")
-    with pytest.raises(BadInput, match="arxiv_sec3: study 'paper' contains none of its runs"):
+    assert (summary["state"], summary["why"]) == ("missing", "study 'paper-first' contains none of its runs")
+    with pytest.raises(BadInput, match="arxiv_sec3: study 'paper-first' contains none of its runs"):
         redraw(find("arxiv_sec3"), results, tmp_path)
     assert state(find("heatmap_8"), results, tmp_path)["state"] == "fresh"
 
@@ -96,7 +96,7 @@ def test_one_damaged_result_leaves_the_other_artifacts_to_be_drawn(
     data = bytearray(losses.read_bytes())
     data[len(data) // 2] ^= 255
     losses.write_bytes(bytes(data))
-    main(["paper", "all", "--results", str(folder), "--out", str(out)])
+    main(["paper", "all", "--study", "paper-first", "--results", str(folder), "--out", str(out)])
     assert "window.png" in capsys.readouterr().out
     assert "Left out: 1 of 5 results are stale (other training settings" in (out / "rotary_512.md").read_text()
 
@@ -160,7 +160,7 @@ def test_another_protocol_version_makes_it_stale(
 ) -> None:
     monkeypatch.setattr(LastToken, "version", 2)
     _, folder, out = rotary
-    assert state_and_reason(read_study("paper"), folder, out)[0] == "stale"
+    assert state_and_reason(read_study("paper-first"), folder, out)[0] == "stale"
 
 
 def test_another_text_makes_it_stale(rotary: tuple[Study, Path, Path]) -> None:
@@ -198,7 +198,7 @@ def test_failed_runs_are_reported_after_the_drawing(
     shutil.rmtree(folder / jobs[0].name)
     (folder / jobs[0].name).mkdir()
     (folder / jobs[0].name / "failed.json").write_text(json.dumps({"addresses": jobs[0].config_hashes}))
-    words = ["paper", "rotary_512", "--run", "--results", str(folder), "--out", str(out)]
+    words = ["paper", "rotary_512", "--run", "--study", "paper-first", "--results", str(folder), "--out", str(out)]
     with pytest.raises(SystemExit) as stop:
         main([*words, "--runs", str(folder.parent / "runs")])
     assert stop.value.code == 2

@@ -1,12 +1,11 @@
-"""Evidence for claims: paired gaps, pooled seeds, plateaus."""
+"""Evidence for claims: comparisons with a bound, and the spread between seeds."""
 
 import numpy as np
 import pytest
-from made_up_results import MadeUpResults
-from made_up_worlds import as_printed, fields_as_printed
 
-from fieldlens.evaluation.statistics import Interval, Paired
-from fieldlens.paper.evidence import Gap, corrected, plateau
+from fieldlens.evaluation.statistics import Interval
+from fieldlens.paper.controls import PrintedResults
+from fieldlens.paper.evidence import Comparison, Evidence, Run, agreed, settled
 from fieldlens.study.plan import Study, read_study
 
 
@@ -15,41 +14,61 @@ def study() -> Study:
     return read_study("paper")
 
 
+def compared(difference: float, p: float | None, seeds: tuple[float, ...], at_most: bool = True) -> Comparison:
+    return Comparison("it", difference, -0.01, at_most, seeds, Interval(0.0, 0.0), p)
+
+
 @pytest.mark.parametrize(
-    ("low", "high", "at_most", "within"),
+    ("difference", "p", "seeds", "answer"),
     [
-        (-0.02, 0.04, True, True),
-        (0.02, 0.08, None, None),
-        (0.06, 0.08, False, False),
-        (-0.08, -0.06, True, False),
-        (-0.08, 0.0, True, None),
-        (float("nan"), float("nan"), None, None),
+        (-0.02, 0.01, (-0.02, -0.03), True),
+        (-0.02, 0.06, (-0.02, -0.03), None),
+        (-0.02, None, (-0.02, -0.03), None),
+        (-0.02, 0.01, (-0.05, 0.01), None),
+        (-0.005, 0.01, (-0.005,), False),
+        (0.02, 0.01, (0.02,), False),
     ],
 )
-def test_an_interval_decides_where_all_of_it_lies_on_one_side(
-    low: float, high: float, at_most: bool | None, within: bool | None
+def test_a_comparison_needs_significance_and_every_seed(
+    difference: float, p: float | None, seeds: tuple[float, ...], answer: bool | None
 ) -> None:
-    gap = Gap(Paired((low + high) / 2, 0.0, None), Interval(low, high), (0.01, 0.02))
-    assert (gap.at_most(0.05), gap.within(0.05)) == (at_most, within)
+    assert compared(difference, p, seeds).answer() is answer
+    opposite = None if answer is None else not answer
+    assert compared(difference, p, seeds, at_most=False).answer() is opposite
 
 
-def test_seeds_are_pooled_by_target(study: Study) -> None:
-    results = MadeUpResults(study, as_printed, fields_as_printed, lambda job: job.recipe.corpus == "latex")
-    pooled = results.pooled("sandwich", "arxiv")
-    assert pooled is not None
-    losses = [evaluation.losses[128].double() for evaluation in results.evaluations("sandwich", "arxiv").values()]
-    assert len(losses) == 5
-    assert pooled.losses[128].numpy() == pytest.approx(sum(losses).numpy() / 5)  # type: ignore[union-attr]
+def test_one_false_answer_decides_and_none_leaves_it_open() -> None:
+    assert settled([True, None, False]) is False
+    assert settled([True, None]) is None
+    assert settled([True, True]) is True
+    assert agreed([True, None]) is None
+    assert agreed([False, False]) is False
 
 
-def test_a_plateau_begins_where_perplexity_stays() -> None:
-    losses = {32: 3.5, 64: 3.1, 128: 3.005, 256: 3.0, 512: 3.0}
-    assert plateau({length: np.full(4, value) for length, value in losses.items()}) == 128
-    assert plateau({1: np.zeros(2), 2: np.ones(2)}) == 2
+def test_seeds_are_pooled_by_target_and_shown_one_by_one(study: Study) -> None:
+    evidence = Evidence(PrintedResults(study))
+    change = evidence.change(Run("sandwich"), "github", 1, 2, bound=0.0, at_most=True)
+    assert change.difference == pytest.approx(np.log(2.71 / 2.88), abs=1e-3)
+    assert len(change.seeds) == 3
+    assert np.mean(change.seeds) == pytest.approx(change.difference)
 
 
-def test_the_tests_of_one_claim_are_corrected_for_their_number() -> None:
-    gaps = [Gap(Paired(-0.1, 0.0, p), Interval(-0.2, 0.0), (-0.1, -0.1)) for p in (0.03, 0.04, 0.9)]
-    assert [gap.certain for gap in gaps] == [True, True, False]
-    assert [gap.paired.p for gap in corrected(gaps)] == pytest.approx([0.09, 0.09, 0.9])
-    assert not any(gap.certain for gap in corrected(gaps))
+def test_between_models_the_larger_p_counts(study: Study) -> None:
+    """Documents alone make every difference significant: the spread between seeds decides."""
+    results = PrintedResults(study)
+    evidence = Evidence(results)
+    contrast = evidence.contrast(Run("kerple"), Run("sandwich"), "github", [1])
+    within = evidence.change(Run("kerple"), "github", 1, 2, bound=0.0, at_most=True)
+    assert within.p == pytest.approx(1e-4)
+    assert contrast.p is not None
+    assert contrast.p > within.p
+
+
+def test_a_model_with_one_seed_borrows_the_spread_of_others(study: Study) -> None:
+    evidence = Evidence(PrintedResults(study))
+    p, reason = evidence._seed_p(0.1, [[3.0], [3.1]], "arxiv")  # no corpus but the first has several seeds
+    assert (p is not None, reason) == (True, "")
+    p_far, _ = evidence._seed_p(1.0, [[3.0], [3.1]], "arxiv")
+    assert p_far is not None
+    assert p is not None
+    assert p_far < p

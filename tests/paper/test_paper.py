@@ -38,7 +38,7 @@ TABLES = {
 
 @pytest.fixture(scope="module")
 def study() -> Study:
-    return read_study("paper")
+    return read_study("paper-first")
 
 
 def law(job: Job, length: int, request: dict[str, Any]) -> float:
@@ -154,7 +154,7 @@ def test_the_full_study_is_the_small_one_run_by_run(study: Study) -> None:
 
 def test_every_artifact_finds_its_runs_in_both_studies() -> None:
     without = {"alibi", "window", "evaluation", "heatmap_8", "diagonal_8", "dataset", "model_configs", "parity"}
-    for name in ("paper", "paper-full"):
+    for name in ("paper-first", "paper-full"):
         results = PaperResults(read_study(name), Path("nowhere"))
         for artifact in registry().values():
             assert bool(artifact.jobs(results)) != (artifact.name in without), (name, artifact.name)
@@ -181,7 +181,7 @@ def first_wave(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_artifact_redraws_from_results_alone(
     first_wave: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["paper", "all", "--results", str(first_wave), "--out", str(tmp_path), "--json"])
+    main(["paper", "all", "--study", "paper-first", "--results", str(first_wave), "--out", str(tmp_path), "--json"])
     drawn = {row["name"]: row["files"] for row in json.loads(capsys.readouterr().out)["drawn"]}
     assert drawn.keys() == registry().keys()
     for name in FIGURES | TABLES:
@@ -193,7 +193,7 @@ def test_every_artifact_redraws_from_results_alone(
     latex = (tmp_path / "arxiv.tex").read_text()
     assert r"$\Delta$ -3 $|$ -5" in latex
     assert "latex" in (tmp_path / "arxiv_sec3.svg").read_text()
-    main(["paper", "--results", str(first_wave), "--out", str(tmp_path), "--json"])
+    main(["paper", "--study", "paper-first", "--results", str(first_wave), "--out", str(tmp_path), "--json"])
     states = {row["name"]: row for row in json.loads(capsys.readouterr().out)["artifacts"]}
     assert states["arxiv"]["state"] == "partial"
     assert states["arxiv"]["why"] == "1 of 5 seeds, 23 of 91 runs"
@@ -204,13 +204,13 @@ def test_every_artifact_redraws_from_results_alone(
 def test_the_committed_results_are_whole_and_all_they_show_can_be_drawn(
     study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = HERE.parent / "results" / "paper"
+    folder = HERE.parent / "results" / "paper-first"
     folders = {path.name for path in folder.iterdir() if path.is_dir() and path.name != "parity"}
     states = PaperResults(study, folder).states
     assert {name: states.get(name) for name in folders} == dict.fromkeys(folders, "done")
-    main(["paper", "all", "--results", str(folder), "--out", str(tmp_path), "--json"])
+    main(["paper", "all", "--study", "paper-first", "--results", str(folder), "--out", str(tmp_path), "--json"])
     drawn = {row["name"] for row in json.loads(capsys.readouterr().out)["drawn"] if row["files"]}
-    main(["paper", "--results", str(folder), "--out", str(tmp_path), "--json"])
+    main(["paper", "--study", "paper-first", "--results", str(folder), "--out", str(tmp_path), "--json"])
     states = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)["artifacts"]}
     assert drawn == {name for name, state in states.items() if state in ("fresh", "partial")}
     assert set(states.values()) <= {"fresh", "partial", "missing"}
@@ -375,11 +375,19 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_mistakes_end_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "did you mean 'arxiv'?" in fails(capsys, "arxv")
     assert "is not a folder" in fails(capsys, "--results", str(tmp_path / "none"))
-    assert "needs 5 runs" in fails(capsys, "rotary_512", "--results", str(tmp_path))
+    assert "needs 5 runs" in fails(capsys, "rotary_512", "--study", "paper-first", "--results", str(tmp_path))
     assert "--run needs the name of an artifact" in fails(capsys, "--run")
     assert "trains no sandwich model" in fails(capsys, "--study", str(_foreign(tmp_path)))
     assert "neither next to the study file nor in --corpora" in fails(
-        capsys, "rotary_512", "--run", "--results", str(tmp_path), "--runs", str(tmp_path / "runs")
+        capsys,
+        "rotary_512",
+        "--run",
+        "--study",
+        "paper-first",
+        "--results",
+        str(tmp_path),
+        "--runs",
+        str(tmp_path / "runs"),
     )
 
 
@@ -406,7 +414,9 @@ def test_a_damaged_file_of_a_result_ends_in_one_line(
     job_folder = write_result(jobs_of(PaperResults(study, tmp_path), "rotary")[0], study, tmp_path)
     damaged = job_folder / "measurement.npz"
     damaged.write_bytes(bytes(damaged.stat().st_size))  # of the right size
-    output = fails(capsys, "rotary_512", "--results", str(tmp_path), "--out", str(tmp_path / "out"))
+    output = fails(
+        capsys, "rotary_512", "--study", "paper-first", "--results", str(tmp_path), "--out", str(tmp_path / "out")
+    )
     causes = "other training settings, another evaluation request, another text, or damaged"
     assert f"needs 5 runs, but 1 of 5 results are stale ({causes})" in output
     assert output.endswith("; to perform the runs, use fieldlens paper rotary_512 --run --corpora FOLDER\n")
@@ -418,7 +428,7 @@ def test_parity_needs_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_list_names_every_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["paper", "--results", str(tmp_path)])
+    main(["paper", "--study", "paper-first", "--results", str(tmp_path)])
     output = capsys.readouterr().out
     assert all(name in output for name in registry())
     assert "missing" in output

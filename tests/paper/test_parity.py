@@ -15,15 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_up_results import MadeUpResults
+from made_up_worlds import judge
 
 from fieldlens.cli import main
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import BadInput
 from fieldlens.paper import parity
 from fieldlens.paper.artifact import find, redraw, state
-from fieldlens.paper.claims import judge_one, registry
-from fieldlens.paper.evidence import Evidence
 from fieldlens.paper.parity import RECENT, SCHEMES, SEEDS, Task, Trial, perform, perform_all, strings
 from fieldlens.paper.results import PaperResults
 from fieldlens.storage.results import write_result
@@ -134,13 +132,13 @@ def test_the_artifact_draws_and_reports_its_state(study: Study, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("near", "far", "verdict"), [(0.95, 0.5, "holds"), (0.95, 0.9, "does not hold"), (0.6, 0.5, "undecided")]
+    ("near", "far", "verdict"), [(0.95, 0.5, "holds"), (0.95, 0.9, "does not hold"), (0.6, 0.5, "not testable")]
 )
 def test_the_claim_needs_something_learnt(study: Study, tmp_path: Path, near: float, far: float, verdict: str) -> None:
     write_results(tmp_path, near, far)
-    claim = judge_one(registry()["parity-fails"], Evidence(PaperResults(study, tmp_path)))
+    claim = judge(PaperResults(study, tmp_path), "parity-fails")
     assert claim.verdict == verdict
-    assert len(claim.evidence) == len(SCHEMES)
+    assert len(claim.outcomes[0].lines) == len(SCHEMES)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +146,7 @@ def test_the_claim_needs_something_learnt(study: Study, tmp_path: Path, near: fl
     [
         ([(1.0, 0.78), (1.0, 0.5), (0.75, 0.5)], "does not hold"),
         ([(1.0, 0.5), (1.0, 0.5), (0.6, 0.5)], "holds"),
-        ([(0.8, 0.5), (0.6, 0.5), (0.6, 0.9)], "undecided"),
+        ([(0.8, 0.5), (0.6, 0.5), (0.6, 0.9)], "not testable"),
     ],
 )
 def test_each_model_that_learnt_counts(
@@ -156,24 +154,23 @@ def test_each_model_that_learnt_counts(
 ) -> None:
     for seeds in (3, 2, 1):  # the last of them first, then the others over them
         write_results(tmp_path, *models[seeds - 1], seeds)
-    assert judge_one(registry()["parity-fails"], Evidence(PaperResults(study, tmp_path))).verdict == verdict
+    assert judge(PaperResults(study, tmp_path), "parity-fails").verdict == verdict
 
 
 def test_the_bias_is_not_blamed_for_what_all_fail_at(study: Study, tmp_path: Path) -> None:
     write_results(tmp_path, 1.0, 0.5, others=0.5)
-    assert judge_one(registry()["parity-fails"], Evidence(PaperResults(study, tmp_path))).verdict == "undecided"
+    assert judge(PaperResults(study, tmp_path), "parity-fails").verdict == "not testable"
 
 
 def test_one_model_of_all_does_not_decide(study: Study, tmp_path: Path) -> None:
     write_results(tmp_path, 1.0, 0.5, schemes=("alibi", "none"))
-    claim = judge_one(registry()["parity-fails"], Evidence(PaperResults(study, tmp_path)))
+    claim = judge(PaperResults(study, tmp_path), "parity-fails")
     assert claim.verdict == "undecided"
-    assert "sandwich, 3 of 3 seeds: fieldlens paper parity --run" in claim.needs
 
 
 def test_without_results_the_claim_is_undecided(study: Study) -> None:
-    claim = judge_one(registry()["parity-fails"], Evidence(MadeUpResults(study, available=lambda job: False)))
-    assert (claim.verdict, claim.evidence) == ("undecided", ())
+    claim = judge(PaperResults(study, Path("nowhere")), "parity-fails")
+    assert (claim.verdict, claim.reason) == ("undecided", "missing: parity: fieldlens paper parity --run")
 
 
 def test_the_command_runs_it(

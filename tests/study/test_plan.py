@@ -42,6 +42,22 @@ def test_a_model_may_have_its_own_fields_corpora_and_seeds(tmp_path: Path) -> No
         study.only(["sandwich*"])
 
 
+def test_rows_of_models_run_in_the_order_in_which_they_are_listed(tmp_path: Path) -> None:
+    rows = (
+        'preset = "smoke"\ncorpora = ["a", "b"]\nseeds = [1, 2]\nmodels = [\n'
+        '{ schemes = ["alibi", "rotary"], length = 16, corpora = ["b"], seeds = [2] },\n'
+        '{ scheme = "alibi", corpora = ["a"] },\n]\n[evaluate]\nlengths = [8]\n'
+    )
+    listed = [("alibi", "b", 2), ("rotary", "b", 2), ("alibi", "a", 1), ("alibi", "a", 2)]
+    by_seed = [("alibi", "a", 1), ("alibi", "a", 2), ("alibi", "b", 2), ("rotary", "b", 2)]
+    file = tmp_path / "rows.toml"
+    for text, expected in ((f'order = "rows"\n{rows}', listed), (rows, by_seed)):
+        file.write_text(text)
+        jobs = read_study(str(file)).jobs
+        assert [(job.recipe.scheme, job.recipe.corpus, job.recipe.seed) for job in jobs] == expected
+        assert [job.recipe.length for job in jobs if job.recipe.corpus == "b"] == [16, 16]
+
+
 def test_addresses_keep_training_apart_from_protocols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = small_studies.opened(small_studies.write_study(tmp_path, ["alibi"]))[0].jobs
     before = job.config_hashes
@@ -65,6 +81,9 @@ def test_addresses_keep_training_apart_from_protocols(tmp_path: Path, monkeypatc
         ('models = ["alibi"]\nspeed = 1', "unknown key 'speed'"),
         ('models = ["alibbi"]', "did you mean 'alibi'"),
         ('models = ["alibi:slope=1"]', "did you mean 'slopes'"),
+        ('models = ["alibi"]\norder = "row"', "did you mean 'rows'"),
+        ('models = [{ schemes = "alibi" }]', "schemes must be a list of specs"),
+        ('models = [{ schemes = ["alibi"], scheme = "rotary" }]', "without a key 'scheme' beside it"),
         ("models = []", "models must be a non-empty list, got []"),
         ("title = 'x'", "models must be a non-empty list, got None"),
         ('models = ["alibi"]\npreset = "pockt"', "did you mean 'pocket'"),
@@ -143,7 +162,7 @@ def test_an_absent_corpus_is_refused_before_anything_runs(tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["demo", "paper"])
+@pytest.mark.parametrize("name", ["demo", "paper", "paper-first"])
 def test_built_in_studies_are_complete(name: str) -> None:
     study = read_study(name)
     assert len(study.jobs) == len({job.name for job in study.jobs}) > 4

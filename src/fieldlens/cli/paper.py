@@ -46,7 +46,8 @@ def paper(
     results
         Folder with the results of the study. Default: results/STUDY.
     study
-        Study to take results from: paper, paper-full (the paper's full size), or a study file.
+        Study to take results from: paper, paper-first (its first edition), paper-full (the paper's full size), or a
+        study file.
     run
         First run the missing jobs that the artifact needs, as fieldlens study does.
     retry
@@ -179,8 +180,9 @@ def _draw(artifacts: "list[Artifact]", results: "PaperResults", out: Path, as_js
 
 
 def _claims(results: "PaperResults", out: Path, as_json: bool) -> None:
-    from fieldlens.paper.claims import judged
-    from fieldlens.paper.page import sheet_of, write_pages
+    from fieldlens.paper.judge import judged
+    from fieldlens.paper.page import table_of, write_pages
+    from fieldlens.paper.registration import read_registration, summary
 
     verdicts = judged(results)
     written = write_pages(results, verdicts, out)
@@ -188,7 +190,8 @@ def _claims(results: "PaperResults", out: Path, as_json: bool) -> None:
         print(json.dumps({"study": results.study.name, "claims": [verdict.to_json() for verdict in verdicts]}))
         return
     screen = console()
-    screen.print(sheet_of(verdicts))
+    screen.print(table_of(verdicts))
+    screen.print(summary(read_registration(results.folder), results), markup=False)
     if results.absent:
         screen.print(results.absent, markup=False)
     screen.print(f"written: {', '.join(str(path) for path in written)}", soft_wrap=True, markup=False)

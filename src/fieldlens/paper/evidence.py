@@ -1,297 +1,326 @@
-"""Evidence: the quantities that claims are tested on. A result that is not available raises Missing."""
+"""Evidence for claims: differences of losses against a bound, context use, headroom and receptive fields.
 
+Lengths are multiples of the training length L_tr, models and corpora have the paper's names, differences are in nats.
+"""
+
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fieldlens.evaluation.result import Evaluation
-from fieldlens.evaluation.statistics import Interval, Paired, bootstrap_difference, differences, extent, holm, sign_flip
-from fieldlens.evaluation.verdict import ALPHA, EXPLOSION
+from fieldlens.evaluation.statistics import (
+    CONSTANT,
+    Interval,
+    bootstrap_difference,
+    differences,
+    paired_t,
+    sign_flip,
+    smallest_p,
+)
 from fieldlens.paper.results import PaperResults
-from fieldlens.paper.scale import LENGTHS, TRAINED
+from fieldlens.paper.scale import TRAINED
 from fieldlens.receptive.field import ReceptiveField
 
 Answer = bool | None
 """Yes, no, or None if the results do not decide it."""
 
-SMALL = math.log1p(0.01)
-"""A negligible difference in nats: 1 % of perplexity."""
+ALPHA = 0.05
+MIN_USE = 0.01
+"""A model uses its context if its loss falls surely by this from L_tr/2 to L_tr, in nats."""
+BETWEEN_CORPUS = "github"
+"""The corpus with several seeds: its spread between seeds stands for the others, where they have one seed."""
 
-BELOW, ABOVE = (-math.inf, -math.ulp(0.0)), (math.ulp(0.0), math.inf)
-"""Ranges of negative and of positive differences."""
+
+SEVERAL_SEEDS = ("sandwich", "alibi", "kerple")
+"""Models with several seeds that do not break down past L_tr; Rotary, which does, is left out."""
 
 
 class Missing(Exception):
-    """A result that a claim needs is not available."""
+    """Results that a claim needs are not available."""
 
 
-class Gap(NamedTuple):
-    """Difference between two losses on the same targets, in nats: over documents, and by seed."""
+class NotTestable(Exception):
+    """The results cannot test a claim; the message is the reason."""
 
-    paired: Paired
+
+class Run(NamedTuple):
+    """A model of the paper, and the multiple of L_tr that it is trained on."""
+
+    model: str
+    trained: float = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A difference of losses in nats, and the claim that it is at most, or at least, a bound.
+
+    p is of a two-sided test that the difference is the bound: signs flipped by document, and between models also a
+    t-test over seeds, of which the larger p counts.
+    """
+
+    name: str
+    difference: float
+    bound: float
+    at_most: bool
+    seeds: tuple[float, ...]
     interval: Interval
-    seeds: tuple[float, ...] = ()
-    extent: Interval = Interval(-math.inf, math.inf)
-    """Range over single documents: used where too few documents differ for a bootstrap interval."""
+    p: float | None
+    reason: str = ""
+    """Why there is no p."""
+    paired_p: float | None = None
+    """p of a t-test over seeds, where there are three; shown beside p, it decides nothing."""
 
-    @property
-    def certain(self) -> bool:
-        """Whether the difference is significant."""
-        return self.paired.p is not None and self.paired.p < ALPHA
+    def answer(self) -> Answer:
+        """Whether the difference lies on the claimed side of the bound: significantly, and with each seed."""
+        if self.p is None or self.p >= ALPHA:
+            return None
+        sides = {(difference <= self.bound) is self.at_most for difference in (self.difference, *self.seeds)}
+        return sides.pop() if len(sides) == 1 else None
 
-    def lower(self) -> Answer:
-        """Whether the first loss is lower; None unless the difference is significant."""
-        return self.paired.difference < 0 if self.certain else None
+    def open(self) -> str:
+        """Why the comparison decides nothing."""
+        if self.p is None:
+            return self.reason
+        return "not significant" if self.p >= ALPHA else "seeds disagree"
 
-    def at_most(self, limit: float) -> Answer:
-        """Whether the difference is at most a limit; None if the interval contains the limit."""
-        return True if self.interval.high <= limit else False if self.interval.low > limit else None
-
-    def within(self, limit: float) -> Answer:
-        """Whether the absolute difference is at most a limit; None if the interval does not decide it."""
-        if any(-limit <= low and high <= limit for low, high in (self.interval, self.extent)):
-            return True
-        return False if self.interval.low > limit or self.interval.high < -limit else None
-
-    def agreed(self, answer: Answer, test: Callable[[float], bool], min_seeds: int = 2) -> Answer:
-        """The answer if there are enough seeds and each of them gives it too, else None.
-
-        A test over documents does not cover the variation between training runs. All seeds must agree: five seeds
-        have the same sign by chance in one case of 16.
-        """
-        agree = len(self.seeds) >= min_seeds and all(test(difference) is answer for difference in self.seeds)
-        return answer if agree else None
-
-    def falls(self) -> Answer:
-        """Whether the first of two losses of one model is lower: significantly, and with each seed."""
-        return self.agreed(self.lower(), lambda difference: difference < 0, min_seeds=1)
-
-    def rests(self, limit: float) -> Answer:
-        """Whether two losses of one model differ by at most a limit: the whole interval, and each seed."""
-        return self.agreed(self.within(limit), lambda difference: abs(difference) <= limit, min_seeds=1)
-
-
-class Past(NamedTuple):
-    """Loss at one length past the training length minus loss at the training length: pooled, and by seed."""
-
-    row: dict[str, Any]
-    seeds: Sequence[float]
-    extent: Interval
-    """Range over single documents."""
-
-    @property
-    def certain(self) -> bool:
-        """Whether the difference is significant."""
-        return self.row["p_holm"] is not None and self.row["p_holm"] < ALPHA
-
-    def lies(self, low: float, high: float) -> bool:
-        """Whether the difference, pooled and with each seed, is between two bounds."""
-        return all(low <= difference <= high for difference in (self.row["difference"], *self.seeds))
-
-    def surely(self, low: float, high: float) -> bool:
-        """Whether also the whole 95 % interval, or every single document, is between the bounds."""
-        interval = (self.row["low"], self.row["high"])
-        intervals = [self.extent] if None in interval else [self.extent, interval]
-        return any(low <= start and end <= high for start, end in intervals) and self.lies(low, high)
+    def line(self) -> str:
+        """The comparison as a line of evidence."""
+        low, high = (f"{math.exp(min(nats, 700)):.3f}" if math.isfinite(nats) else "?" for nats in self.interval)
+        test = self.reason or "no test" if self.p is None else f"p = {self.p:.2g}"
+        seeds = ", ".join(times(seed) for seed in self.seeds)
+        beside = "" if self.paired_p is None else f", t over seeds p = {self.paired_p:.2g}"
+        side = "at most" if self.at_most else "at least"
+        claimed = f"{side} {times(self.bound)}"
+        return f"{self.name}: {times(self.difference)} ({low} to {high}), {claimed}: {test}; seeds {seeds}{beside}"
 
 
 class Evidence:
-    """Quantities computed from results; models, corpora and lengths are the paper's."""
+    """Quantities of the results of a study."""
 
     def __init__(self, results: PaperResults) -> None:
         self.results = results
-        self._verdicts: dict[tuple[str, str, int], dict[str, Any]] = {}
 
-    def name(self, model: str, trained: int = TRAINED) -> str:
-        """The name of a run in evidence texts."""
-        longer = f" trained on {self.results.length(trained)}" if trained != TRAINED else ""
-        return f"{self.results.label(model)}{longer}"
+    def length(self, multiple: float) -> int:
+        """A multiple of L_tr in tokens."""
+        return round(self.results.trained * multiple)
 
-    def each(self, model: str, corpus: str, trained: int = TRAINED, **criteria: Any) -> dict[int, Evaluation]:
-        """The evaluations of a model by seed, without diverged runs."""
-        by_seed = self.results.evaluations(model, corpus, trained, **criteria)
-        evaluations = {seed: evaluation for seed, evaluation in by_seed.items() if evaluation.losses}
-        if not evaluations:
-            raise self.missing(model, corpus, trained)
-        return evaluations
+    def label(self, run: Run) -> str:
+        """The name of a run in lines of evidence."""
+        longer = f" trained on {self.length(run.trained)}" if run.trained != 1 else ""
+        return f"{self.results.label(run.model)}{longer}"
 
-    def losses(self, model: str, corpus: str, trained: int = TRAINED) -> Evaluation:
-        """The evaluation of a model, pooled over seeds."""
-        evaluation = self.results.pooled(model, corpus, trained)
-        if evaluation is None:
-            raise self.missing(model, corpus, trained)
-        return evaluation
+    def evaluations(self, run: Run, corpus: str, **criteria: Any) -> dict[int, Evaluation]:
+        """The evaluations of a run by seed, without those that diverged."""
+        by_seed = self.results.evaluations(run.model, corpus, round(TRAINED * run.trained), **criteria)
+        complete = {seed: evaluation for seed, evaluation in by_seed.items() if evaluation.losses}
+        if not complete:
+            raise self.missing(run, corpus)
+        return complete
 
-    def field(self, model: str, corpus: str, trained: int = TRAINED) -> ReceptiveField:
-        """The receptive field of a model, pooled over seeds."""
-        field = self.results.field(model, corpus, trained)
-        if field is None:
-            raise self.missing(model, corpus, trained)
-        return field
+    def planned(self, run: Run, corpus: str) -> bool:
+        """Whether the study contains a run."""
+        return bool(self.results.jobs([run.model], [corpus], round(TRAINED * run.trained)))
 
-    def fields(self, model: str, corpus: str, trained: int = TRAINED) -> dict[int, ReceptiveField]:
-        """The receptive fields of a model by seed."""
-        fields = self.results.fields(model, corpus, trained)
+    def available(self, run: Run, corpus: str) -> bool:
+        """Whether a run has a result that did not diverge."""
+        by_seed = self.results.evaluations(run.model, corpus, round(TRAINED * run.trained))
+        return any(evaluation.losses for evaluation in by_seed.values())
+
+    def missing(self, run: Run, corpus: str) -> Missing:
+        return Missing(f"{self.label(run)} on {self.results.corpus(corpus)}")
+
+    def fields(self, run: Run, corpus: str) -> dict[int, ReceptiveField]:
+        """The receptive fields of a run by seed."""
+        fields = self.results.fields(run.model, corpus, round(TRAINED * run.trained))
         if not fields:
-            raise self.missing(model, corpus, trained)
+            raise Missing(f"the receptive field of {self.label(run)} on {self.results.corpus(corpus)}")
         return fields
+
+    def field(self, run: Run, corpus: str) -> ReceptiveField:
+        """The receptive field of a run over the segments of all seeds."""
+        fields = list(self.fields(run, corpus).values())
+        return dataclasses.replace(fields[0], norms_NT=np.concatenate([field.norms_NT for field in fields]))
 
     def inside(self, model: str, corpus: str) -> list[float]:
         """The share of the gradient within the most recent L_tr tokens, for each seed."""
-        return [field.within(self.results.trained) for field in self.fields(model, corpus).values()]
+        return [field.within(self.results.trained) for field in self.fields(Run(model), corpus).values()]
 
-    def missing(self, model: str, corpus: str, trained: int = TRAINED, reason: str = "") -> Missing:
-        """The exception for a missing result, with the seeds that diverged unless a reason is given."""
-        results = self.results.results(model, corpus, trained)
-        diverged = [str(seed) for seed, result in results.items() if result.diverged]
-        reason = reason or (f", which diverged with seed {', '.join(diverged)}" if diverged else "")
-        return Missing(f"{self.name(model, trained)} on {self.results.corpus(corpus)}{reason}")
+    def context_use(self, run: Run, corpus: str) -> tuple[bool, str]:
+        """Whether a model uses its context: its loss falls surely by MIN_USE from half its L_tr on, with each seed."""
+        return self._fall(run, corpus, run.trained / 2, run.trained)
 
-    def verdict(self, model: str, corpus: str, trained: int = TRAINED) -> dict[str, Any]:
-        """The verdict on the loss past the training length, pooled over seeds."""
-        key = (model, corpus, trained)
-        if key not in self._verdicts:
-            self._verdicts[key] = self.losses(model, corpus, trained).verdict
-        verdict = self._verdicts[key]
-        if verdict["verdict"] is None:
-            raise self.missing(model, corpus, trained, f": {verdict['reason']}")
-        return verdict
+    def headroom(self, corpus: str) -> tuple[bool, str]:
+        """Whether Sandwich trained on 4 L_tr gains surely MIN_USE from L_tr to 4 L_tr."""
+        return self._fall(Run("sandwich", 4), corpus, 1, 4)
 
-    def worst(self, model: str, corpus: str, trained: int = TRAINED) -> float:
-        """The largest perplexity past the training length divided by the perplexity at it."""
-        return max(row["ratio"] for row in self.verdict(model, corpus, trained)["evidence"])
+    def _fall(self, run: Run, corpus: str, short: float, long: float) -> tuple[bool, str]:
+        by_seed = self._with_lengths(run, corpus, short, long)
+        gap = self._change("", by_seed, short, long, -MIN_USE, True)
+        low = -gap.interval.high
+        enough = low >= MIN_USE and all(difference <= -MIN_USE for difference in gap.seeds)
+        lengths = f"{self.length(short)} to {self.length(long)}"
+        return enough, f"{self.label(run)}: {-gap.difference:+.3f} nats gained from {lengths}, surely {low:+.3f}"
 
-    def past(self, model: str, corpus: str, trained: int = TRAINED) -> list[Past]:
-        """Loss at each length past the training length minus loss at the training length."""
-        train_length, pooled = self.results.length(trained), self.losses(model, corpus, trained)
-        by_seed = self.each(model, corpus, trained).values()
-        rows = []
-        for row in self.verdict(model, corpus, trained)["evidence"]:
-            pooled_N, *seeds = (
-                differences(evaluation.quantities(row["length"]), evaluation.quantities(train_length))
-                for evaluation in (pooled, *by_seed)
-            )
-            rows.append(Past(row, [float(seed_N.mean()) for seed_N in seeds], extent(pooled_N, pooled.units()[0])))
-        return rows
+    def _with_lengths(self, run: Run, corpus: str, *multiples: float) -> dict[int, Evaluation]:
+        """The evaluations by seed that have some lengths: the study's main one, or else one made for short lengths."""
+        by_seed = self.evaluations(run, corpus)
+        lengths = {self.length(multiple) for multiple in multiples}
+        if all(lengths <= evaluation.losses.keys() for evaluation in by_seed.values()):
+            return by_seed
+        return self.evaluations(run, corpus, lengths=[self.length(run.trained * factor) for factor in (0.5, 1, 2)])
 
-    def moves(self, model: str, corpus: str) -> tuple[bool, bool, bool]:
-        """Whether loss past L_tr is significantly lower at a length, higher at a length, surely within 1 % at all."""
-        rows = self.past(model, corpus)
-        lower, higher = (any(row.certain and row.lies(*bounds) for row in rows) for bounds in (BELOW, ABOVE))
-        return lower, higher, all(row.surely(-SMALL, SMALL) for row in rows)
+    def change(
+        self, run: Run, corpus: str, start: float, end: float, *, bound: float, at_most: bool, **criteria: Any
+    ) -> Comparison:
+        """The change of one model's loss from one length to another: documents are the units."""
+        name = f"{self.label(run)} from {self.length(start)} to {self.length(end)}"
+        return self._change(name, self.evaluations(run, corpus, **criteria), start, end, bound, at_most)
 
-    def explodes(self, model: str, corpus: str, trained: int = TRAINED) -> Answer:
-        """Whether perplexity past the training length is surely × 1.5 or more at a length, or surely at none."""
-        rows, threshold = self.past(model, corpus, trained), math.log(EXPLOSION)
-        if any(row.certain and row.surely(threshold, math.inf) for row in rows):
-            return True
-        return False if all(row.surely(-math.inf, threshold) for row in rows) else None
+    def _change(
+        self, name: str, by_seed: dict[int, Evaluation], start: float, end: float, bound: float, at_most: bool
+    ) -> Comparison:
+        differences_SN = _differences(by_seed, by_seed, [(self.length(end), self.length(start))])
+        return _comparison(name, differences_SN, next(iter(by_seed.values())).units()[0], bound, at_most)
 
-    def breaks(self, model: str, corpus: str) -> Answer:
-        """Whether perplexity rises significantly and by 1 % or more past L_tr, or surely does not."""
-        rows = self.past(model, corpus)
-        if any(row.certain and row.lies(SMALL, math.inf) for row in rows):
-            return True
-        return False if all(row.surely(-math.inf, SMALL) for row in rows) else None
+    def steady(
+        self, run: Run, corpus: str, start: float, end: float, limit: float, **criteria: Any
+    ) -> list[Comparison]:
+        """Two comparisons: the loss changes by at most a limit, up and down."""
+        return [
+            self.change(run, corpus, start, end, bound=limit, at_most=True, **criteria),
+            self.change(run, corpus, start, end, bound=-limit, at_most=False, **criteria),
+        ]
 
-    def covered(self, model: str, corpus: str) -> Answer:
-        """Whether ERF ≤ L_tr; None if seeds disagree."""
-        answers = {field.erf(0.99) <= self.results.trained for field in self.fields(model, corpus).values()}
-        return answers.pop() if len(answers) == 1 else None
-
-    def gap(
+    def protocols(
         self,
+        run: Run,
+        corpus: str,
+        at: float,
+        first: dict[str, Any],
+        second: dict[str, Any],
+        bound: float,
+        at_most: bool,
+    ) -> Comparison:
+        """The loss of one model by one evaluation minus that by another, on the same targets at the same length."""
+        by_first, by_second = (self.evaluations(run, corpus, **criteria) for criteria in (first, second))
+        differences_SN = _differences(by_first, by_second, [(self.length(at), self.length(at))])
+        units_N = next(iter(by_first.values())).units()[0]
+        return _comparison(f"{self.label(run)} at {self.length(at)}", differences_SN, units_N, bound, at_most)
+
+    def contrast(
+        self, run: Run, other: Run, corpus: str, at: Sequence[float], *, bound: float = 0.0, at_most: bool = True
+    ) -> Comparison:
+        """The loss of a model minus that of another, as the mean over lengths: documents and seeds are the units."""
+        lengths = [self.length(multiple) for multiple in at]
+        place = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+        name = f"{self.label(run)} minus {self.label(other)} at {place}"
+        pairs = [(length, length) for length in lengths]
+        first, second = (self.evaluations(each, corpus) for each in (run, other))
+        return self._between(name, first, second, corpus, pairs, [], bound, at_most)
+
+    def growth(
+        self, run: Run, other: Run, corpus: str, start: float, end: float, *, bound: float = 0.0, at_most: bool = True
+    ) -> Comparison:
+        """The change of a model's loss from one length to another, minus that of another model."""
+        name = f"growth of {self.label(run)} minus {self.label(other)} from {self.length(start)} to {self.length(end)}"
+        first, second = (self.evaluations(each, corpus) for each in (run, other))
+        late, early = ([(length, length)] for length in (self.length(end), self.length(start)))
+        return self._between(name, first, second, corpus, late, early, bound, at_most)
+
+    def _between(
+        self,
+        name: str,
         first: dict[int, Evaluation],
         second: dict[int, Evaluation],
-        lengths: Sequence[int],
-        second_lengths: Sequence[int] | None = None,
-    ) -> Gap:
-        """First minus second loss over shared targets and seeds, as the mean over lengths of the paper."""
-        pairs = [
-            (self.results.length(a), self.results.length(b))
-            for a, b in zip(lengths, lengths if second_lengths is None else second_lengths, strict=True)
+        corpus: str,
+        pairs: list[tuple[int, int]],
+        minus: list[tuple[int, int]],
+        bound: float,
+        at_most: bool,
+    ) -> Comparison:
+        differences_SN = _differences(first, second, pairs)
+        if minus:
+            differences_SN = differences_SN - _differences(first, second, minus)
+        units_N = next(iter(first.values())).units()[0]
+        comparison = _comparison(name, differences_SN, units_N, bound, at_most)
+        values = [
+            [_mean(one, pairs) - (_mean(one, minus) if minus else 0.0) for one in by.values()] for by in (first, second)
         ]
-        shared = sorted(first.keys() & second.keys())
-        differences_SN = np.stack([
-            np.mean([differences(first[seed].quantities(a), second[seed].quantities(b)) for a, b in pairs], axis=0)
-            for seed in shared
-        ])  # fmt: skip
-        return _gap(differences_SN, first[shared[0]].units()[0])
+        p_seeds, reason = self._seed_p(comparison.difference - bound, values, corpus)
+        if p_seeds is None or comparison.p is None:
+            return dataclasses.replace(comparison, p=None, reason=comparison.reason or reason)
+        return dataclasses.replace(comparison, p=max(p_seeds, comparison.p))
 
-    def between(self, model: str, other: str, corpus: str, lengths: Sequence[int]) -> Gap:
-        """The loss of a model minus that of another."""
-        return self.gap(*self._both(model, other, corpus), lengths)
+    def _seed_p(self, difference: float, values: list[list[float]], corpus: str) -> tuple[float | None, str]:
+        """p of a t-test over seeds with pooled variance; with single seeds, the variance is that of other models."""
+        groups = values if all(len(group) > 1 for group in values) else self._seed_groups(corpus)
+        freedom = sum(len(group) - 1 for group in groups)
+        if not freedom:
+            return None, "one seed, and no model with several"
+        variance = sum(statistics.variance(group) * (len(group) - 1) for group in groups) / freedom
+        error = math.sqrt(variance * sum(1 / len(group) for group in values))
+        if error == 0:
+            return None, "seeds do not differ"
+        from scipy import stats
 
-    def repair(self, model: str, longer: int, corpus: str) -> Gap:
-        """The loss at the longest length of a model trained on longer sequences minus that of the usual one."""
-        long, usual = (self.each(model, corpus, trained) for trained in (longer, TRAINED))
-        if not long.keys() & usual.keys():
-            raise self.missing(model, corpus, longer, f", with a seed of {self.name(model)}")
-        return self.gap(long, usual, LENGTHS[-1:])
+        return float(2 * stats.t.sf(abs(difference) / error, freedom)), ""
 
-    def growth(self, model: str, other: str, corpus: str) -> Gap:
-        """The growth of a model's loss from L_tr to the longest length minus that of another model."""
-        evaluations, reference = self._both(model, other, corpus)
-        first, last = (self.results.length(length) for length in (LENGTHS[0], LENGTHS[-1]))
-        shared = sorted(evaluations.keys() & reference.keys())
-        growth_SN, reference_SN = (
-            np.stack([differences(by_seed[seed].quantities(last), by_seed[seed].quantities(first)) for seed in shared])
-            for by_seed in (evaluations, reference)
-        )
-        return _gap(growth_SN - reference_SN, evaluations[shared[0]].units()[0])
-
-    def _both(self, model: str, other: str, corpus: str) -> tuple[dict[int, Evaluation], dict[int, Evaluation]]:
-        """The evaluations of two models by seed; they share at least one seed."""
-        first, second = (self.each(name, corpus) for name in (model, other))
-        if not first.keys() & second.keys():
-            raise self.missing(other, corpus, reason=f", with a seed of {self.name(model)}")
-        return first, second
-
-    def lower(
-        self, corpus: str, pairs: Sequence[tuple[str, str]], lengths: Sequence[int], each: bool = False
-    ) -> tuple[list[Answer], list[str]]:
-        """Whether the first model of each pair has the lower loss, averaged over lengths or at each; and evidence.
-
-        Significant in a sign-flip test over documents, Holm-corrected, and the same with each of two or more seeds.
-        """
-        groups = [[length] for length in lengths] if each else [lengths]
-        cases = [(pair, group) for pair in pairs for group in groups]
-        gaps = [self.between(*pair, corpus, group) for pair, group in cases]
-        answers, lines = [], []
-        for ((model, other), group), gap in zip(cases, corrected(gaps), strict=True):
-            answers.append(gap.agreed(gap.lower(), lambda difference: difference < 0))
-            at = f" at {self.results.length(group[0])}" if len(group) == 1 else ""
-            names = f"{self.results.label(model)} minus {self.results.label(other)}{at}"
-            seeds = by_seed(gap, lambda nats: f"{nats:+.4f}")
-            lines.append(f"{names}: {gap.paired.difference:+.4f} nats ({tested(gap)}{seeds})")
-        return answers, lines
+    def _seed_groups(self, corpus: str) -> list[list[float]]:
+        """The losses at L_tr by seed, of each model with several seeds on a corpus, or else on the main one."""
+        length = self.length(1)
+        for name in (corpus, BETWEEN_CORPUS):
+            groups = []
+            for model in SEVERAL_SEEDS:
+                by_seed = self.results.evaluations(model, name)
+                losses = [float(one.quantities(length).mean()) for one in by_seed.values() if length in one.losses]
+                if len(losses) > 1:
+                    groups.append(losses)
+            if groups:
+                return groups
+        return []
 
 
-def _gap(differences_SN: np.ndarray, units_N: np.ndarray) -> Gap:
-    """A gap from the differences of each seed and target."""
+def _differences(
+    first: dict[int, Evaluation], second: dict[int, Evaluation], pairs: Sequence[tuple[int, int]]
+) -> np.ndarray:
+    """First minus second loss of each shared seed and target, as the mean over pairs of lengths, (S, N)."""
+    shared = sorted(first.keys() & second.keys())
+    if not shared:
+        raise Missing("two models with a seed in common")
+    return np.stack([
+        np.mean([differences(first[seed].quantities(a), second[seed].quantities(b)) for a, b in pairs], axis=0)
+        for seed in shared
+    ])  # fmt: skip
+
+
+def _mean(evaluation: Evaluation, pairs: Sequence[tuple[int, int]]) -> float:
+    return statistics.fmean(float(evaluation.quantities(length).mean()) for length, _ in pairs)
+
+
+def _comparison(name: str, differences_SN: np.ndarray, units_N: np.ndarray, bound: float, at_most: bool) -> Comparison:
+    """A comparison over documents, of losses pooled over seeds."""
     differences_N = differences_SN.mean(0)
+    seeds_S = differences_SN.mean(1)
+    test = sign_flip(differences_N - bound, units_N)
+    p = smallest_p(len(set(units_N.tolist()))) if test.reason == CONSTANT else test.p
     interval = bootstrap_difference(differences_N, units_N)[0]
-    seeds = tuple(differences_SN.mean(1).tolist())
-    return Gap(sign_flip(differences_N, units_N), interval, seeds, extent(differences_N, units_N))
+    paired_p = paired_t(seeds_S, np.full(len(seeds_S), bound)).p if len(seeds_S) >= 3 else None
+    mean = float(differences_N.mean())
+    return Comparison(name, mean, bound, at_most, tuple(seeds_S.tolist()), interval, p, test.reason, paired_p)
 
 
-def corrected(gaps: Sequence[Gap]) -> list[Gap]:
-    """The gaps of one claim, with Holm-corrected p-values."""
-    ps = holm([gap.paired.p for gap in gaps])
-    return [gap._replace(paired=gap.paired._replace(p=p)) for gap, p in zip(gaps, ps, strict=True)]
+def settled(answers: Sequence[Answer]) -> Answer:
+    """Combine answers: False if any is False, True if all are True, else None."""
+    return False if False in answers else True if all(answers) else None
 
 
-def tested(gap: Gap) -> str:
-    """The p-value of a gap as text, or why there is none."""
-    return (gap.paired.reason or "no test") if gap.paired.p is None else f"p = {gap.paired.p:.2g}"
-
-
-def by_seed(gap: Gap, written: Callable[[float], str]) -> str:
-    """The differences by seed, as a suffix of an evidence line."""
-    noun = "seeds" if len(gap.seeds) > 1 else "one seed"
-    return f"; {noun} {', '.join(map(written, gap.seeds))}" if gap.seeds else ""
+def agreed(answers: Sequence[Answer]) -> Answer:
+    """The answer of all seeds if they agree, else None."""
+    return answers[0] if len(set(answers)) == 1 else None
 
 
 def shares(values: Sequence[float]) -> str:
@@ -300,18 +329,7 @@ def shares(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def times(ratio: float) -> str:
-    """A ratio of perplexities as text."""
+def times(nats: float) -> str:
+    """A difference of losses as a ratio of perplexities."""
+    ratio = math.exp(min(nats, 700))
     return f"× {ratio:.3f}" if ratio < 10 else f"× {ratio:.3g}"
-
-
-def plateau(losses: dict[int, np.ndarray]) -> int:
-    """The shortest length from which on perplexity stays within 1 % of that at the longest length."""
-    lengths = sorted(losses)
-    last = float(losses[lengths[-1]].mean())
-    onset = lengths[-1]
-    for length in reversed(lengths):
-        if abs(float(losses[length].mean()) - last) > SMALL:
-            break
-        onset = length
-    return onset

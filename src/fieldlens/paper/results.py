@@ -23,6 +23,9 @@ from fieldlens.study.state import StudyPaths, state_of
 STAND_INS = {"arxiv": "latex", "openwebtext2": "prose", "github": "code"}
 """The corpora used in place of the paper's where those are not available."""
 
+COMMITTED = ("paper", "paper-first")
+"""Studies whose results are in the repository."""
+
 TWO_CORPORA = ("arxiv", "openwebtext2")
 ALL_CORPORA = tuple(CORPORA)
 
@@ -37,13 +40,15 @@ class PaperResults:
         if not recipes:
             raise BadInput(f"study '{study.name}' trains no sandwich model: it is not a study of the paper")
         self.trained, self.layers = recipes[0].length, recipes[0].layers
+        first = next(job for job in study.whole if job.recipe.scheme == "sandwich")
+        self.protocol: str = first.evaluations[0].get("protocol", "last-token") if first.evaluations else "last-token"
 
     @property
     def absent(self) -> str:
         """What to do if the results folder does not exist, as outside the repository; empty if it exists."""
         if self.folder.is_dir():
             return ""
-        remedy = "run this in a clone of the repository" if self.study.name == "paper" else "run the study"
+        remedy = "run this in a clone of the repository" if self.study.name in COMMITTED else "run the study"
         return f"{self.folder} does not exist: {remedy}, or give --results FOLDER"
 
     @property
@@ -133,14 +138,20 @@ class PaperResults:
     def evaluations(
         self, model: str, corpus: str, trained: int = TRAINED, control: bool = False, **criteria: Any
     ) -> dict[int, Evaluation]:
-        """The first evaluation of each seed that matches the criteria; by default last-token without a window."""
+        """The first evaluation of each seed that matches the criteria; by default the study's protocol, no window."""
         evaluations = {}
         for seed, result in self.results(model, corpus, trained, control).items():
             pairs = zip(result.about["evaluations"], result.evaluations, strict=True)
-            matching = [evaluation for request, evaluation in pairs if _matches(request, criteria)]
+            matching = [evaluation for request, evaluation in pairs if self._matches(request, criteria)]
             if matching:
                 evaluations[seed] = matching[0]
         return evaluations
+
+    def _matches(self, request: dict[str, Any], criteria: dict[str, Any]) -> bool:
+        """Whether an evaluation request meets the criteria."""
+        settings = {"protocol": "last-token", "window": None} | request
+        defaults = {"protocol": self.protocol, "window": None}
+        return all(settings.get(key) == value for key, value in (defaults | criteria).items())
 
     def pooled(self, model: str, corpus: str, trained: int = TRAINED) -> Evaluation | None:
         """The evaluations of all seeds that did not diverge, pooled: the mean loss of each target over seeds."""
@@ -172,6 +183,10 @@ class PaperResults:
             return None
         return dataclasses.replace(fields[0], norms_NT=np.concatenate([field.norms_NT for field in fields]))
 
+    def parameters(self, model: str, corpus: str) -> dict[int, int]:
+        """Number of parameters by seed."""
+        return {seed: result.about["parameters"] for seed, result in self.results(model, corpus).items()}
+
     def seconds(self, model: str, corpus: str, trained: int = TRAINED) -> dict[int, float]:
         """Training time by seed; without seeds whose time was not recorded or whose run diverged.
 
@@ -191,13 +206,6 @@ class PaperResults:
 
 def _on_cpu(result: Result) -> bool:
     return result.about.get("machine", {}).get("device") == "cpu"
-
-
-def _matches(request: dict[str, Any], criteria: dict[str, Any]) -> bool:
-    """Whether an evaluation request meets the criteria; protocol and window default to last-token and None."""
-    defaults = {"protocol": "last-token", "window": None}
-    settings = defaults | request
-    return all(settings.get(key) == value for key, value in (defaults | criteria).items())
 
 
 def _without_address(name: str) -> str:

@@ -39,7 +39,7 @@ def scaled(spec: str, factor: float, layers: int = LAYERS) -> str:
             options["slope_floor"] = round(options["slope_floor"] * factor, 12)
     if cls.name == "t5":  # buckets shrink with the square root, so that most stay distinct: 16 for a distance of 32
         options["max_distance"] = round(options.get("max_distance", 128) / factor)
-        options["buckets"] = round(options.get("buckets", 32) / math.sqrt(factor))
+        options["buckets"] = 2 * round(options.get("buckets", 32) / math.sqrt(factor) / 2)  # half are exact
     return _spec(cls.name, options)
 
 

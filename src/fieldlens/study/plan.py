@@ -42,7 +42,7 @@ MEASURE = {
     "models": list,
 }  # fmt: skip
 KEYS = {
-    "title": str, "preset": str, "models": list, "corpora": list, "seeds": list, "recipe": dict,
+    "title": str, "preset": str, "order": str, "models": list, "corpora": list, "seeds": list, "recipe": dict,
     "evaluate": (dict, list), "measure": (dict, list), "data": dict,
 }  # fmt: skip
 WORDS = {
@@ -59,6 +59,8 @@ MEASURE_BASELINE = {
     "split": "test",
 }  # fmt: skip
 """Options of a measurement with their defaults in version 1 of the hashes: these values are left out of the hash."""
+
+ORDERS = ("seeds", "rows")  # all models of a seed and corpus before the next ones, or models as they are listed
 
 BY_STUDY = {"scheme", "corpus", "seed"}
 """Recipe fields that a study file sets by its own keys, not in [recipe]."""
@@ -200,9 +202,10 @@ def read_study(name_or_path: str) -> Study:
 
 def _study(content: dict[str, Any], name: str, folder: Path) -> Study:
     _check_keys("key", content, KEYS)
+    _check_keys("order", {content.get("order", "seeds"): 0}, dict.fromkeys(ORDERS, int))
     preset = named_recipe(content.get("preset", "glance"))
     changes = _recipe_changes(content.get("recipe", {}))
-    models = [_model_fields(entry) for entry in _non_empty(content, "models", [])]
+    models = [fields for entry in _non_empty(content, "models", []) for fields in _rows(entry)]
     corpora = [_corpus_name(entry) for entry in _non_empty(content, "corpora", ["stdlib"])]
     seeds = _non_empty(content, "seeds", [preset.seed])
     if not all(type(seed) is int and 0 <= seed < 2**63 for seed in seeds):
@@ -219,7 +222,9 @@ def _study(content: dict[str, Any], name: str, folder: Path) -> Study:
             jobs[job.training_hash] = job
     if not jobs:
         raise BadInput("the study has no runs: every model has an empty list of corpora or seeds")
-    ordered = sorted(jobs.values(), key=lambda job: (seeds.index(job.recipe.seed), corpora.index(job.recipe.corpus)))
+    ordered = list(jobs.values())
+    if content.get("order", "seeds") == "seeds":
+        ordered.sort(key=lambda job: (seeds.index(job.recipe.seed), corpora.index(job.recipe.corpus)))
     pins = content.get("data", {})
     _check_keys("corpus", pins, dict.fromkeys(corpora, str))
     return Study(name, content.get("title", name), tuple(ordered), tuple(ordered), folder, pins)
@@ -256,6 +261,16 @@ def _job(recipe: Recipe, evaluations: Sequence[dict[str, Any]], measurements: Se
     if job.measurement is not None:
         MeasureRequest(**job.measurement)
     return job
+
+
+def _rows(entry: Any) -> list[dict[str, Any]]:
+    """The models of one entry: one, or with `schemes` one for each scheme with the same other fields."""
+    if not isinstance(entry, dict) or "schemes" not in entry:
+        return [_model_fields(entry)]
+    shared = {key: value for key, value in entry.items() if key != "schemes"}
+    if "scheme" in shared or not isinstance(entry["schemes"], list):
+        raise BadInput(f"schemes must be a list of specs, without a key 'scheme' beside it, got {entry!r}")
+    return [_model_fields({**shared, "scheme": scheme}) for scheme in entry["schemes"]]
 
 
 def _model_fields(entry: Any) -> dict[str, Any]:

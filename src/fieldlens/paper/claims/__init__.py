@@ -1,149 +1,94 @@
-"""Claims of the paper, each with a test that computes its verdict from results.
+"""Claims of the paper, each a small function that compares losses or fields of one corpus, with its rule in words.
 
-A claim is a function from evidence to an outcome, defined in a module of this package. A missing result makes it
-undecided, and the outcome lists the runs that would decide it.
+A claim names the runs it reads and those that must use their context. Rules are registered before the results that
+they judge: see registration.py.
 """
 
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
 
-from fieldlens.paper.evidence import Answer, Evidence, Missing
-from fieldlens.paper.results import PaperResults
+from fieldlens.paper.evidence import Answer, Comparison, Evidence, Run
 
-Verdict = Literal["holds", "does not hold", "undecided"]
-VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
-VERDICT: dict[Answer, Verdict] = {True: "holds", False: "does not hold", None: "undecided"}
-
-SEEDS = "differences that are significant, and alike with each of two or more seeds"
-"""What decides a comparison between models."""
-
-FULL_SIZE = "the same test at the paper's own size: fieldlens paper claims --study paper-full"
+CORPORA = ("github", "arxiv", "openwebtext2")
+"""The corpora of a claim: the first decides, the others confirm."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The outcome of a test."""
+class Finding:
+    """What a rule reads from the results of one corpus."""
 
-    verdict: Verdict
-    evidence: Sequence[str] = ()
-    needs: Sequence[str] = ()
-    """Results that are missing."""
-    wants: Sequence[str] = ()
-    """What the available results do not show, so that the claim stays undecided."""
+    comparisons: Sequence[Comparison] = ()
+    """Each must come out as claimed."""
+    answers: Sequence[Answer] = ()
+    """Answers that need no test of losses, such as those on receptive fields; each must be yes."""
+    lines: Sequence[str] = ()
+    """Evidence beside that of the comparisons."""
+
+
+Rule = Callable[[Evidence, str], Finding]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim and its test."""
+    """One claim and its rule."""
 
     name: str
     says: str
     """The claim in our words."""
     rule: str
     """The condition under which it holds."""
+    test: Rule
+    runs: tuple[Run, ...]
+    """The runs that it reads; empty if it needs none."""
+    uses: tuple[Run, ...]
+    """The runs that must use their context."""
+    headroom: bool
+    """Whether it needs something to gain past L_tr."""
+    primary: int
+    """Number of its comparisons in the family of primary tests; 0: a secondary claim, corrected on its own."""
+    corpora: tuple[str, ...]
     ours: bool
     """Whether it is our finding instead of a claim of the paper."""
-    decides: str
-    """The scale or change that would decide it where it does not hold here."""
-    order: int
-    test: Callable[[Evidence], Outcome]
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A claim with its outcome."""
-
-    name: str
-    says: str
-    rule: str
-    ours: bool
-    verdict: Verdict
-    evidence: Sequence[str]
-    needs: Sequence[str]
-    wants: Sequence[str]
-    decides: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    order: tuple[str, int]
 
 
 REGISTERED: dict[str, Claim] = {}
 
 
 def claim(
-    name: str, order: int, says: str, rule: str, ours: bool = False, decides: str = FULL_SIZE
-) -> Callable[[Callable[[Evidence], Outcome]], Callable[[Evidence], Outcome]]:
-    """Register a claim; `order` is its position on the page."""
+    name: str,
+    says: str,
+    rule: str,
+    *,
+    runs: Sequence[str | Run] = (),
+    uses: Sequence[str | Run] | None = None,
+    headroom: bool = False,
+    primary: int = 0,
+    corpora: Sequence[str] = CORPORA,
+    ours: bool = False,
+) -> Callable[[Rule], Rule]:
+    """Register a claim. By default all of its runs must use their context."""
 
-    def declare(test: Callable[[Evidence], Outcome]) -> Callable[[Evidence], Outcome]:
+    def declare(test: Rule) -> Rule:
         assert name not in REGISTERED, f"{name} is declared twice"
-        REGISTERED[name] = Claim(name, says, rule, ours, decides, order, test)
+        read, using = (_runs(entries) for entries in (runs, runs if uses is None else uses))
+        order = (test.__module__, len(REGISTERED))
+        REGISTERED[name] = Claim(
+            name, says, rule, test, read, using, headroom, primary, tuple(corpora if runs else ()), ours, order
+        )
         return test
 
     return declare
 
 
+def _runs(entries: Sequence[str | Run]) -> tuple[Run, ...]:
+    return tuple(Run(entry) if isinstance(entry, str) else entry for entry in entries)
+
+
 def registry() -> dict[str, Claim]:
-    """Every claim by name, in the order of the page."""
+    """Every claim by name: primary ones first, then secondary ones, then our own findings."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    return dict(sorted(REGISTERED.items(), key=lambda pair: (pair[1].ours, pair[1].order)))
-
-
-def judge_one(claim: Claim, evidence: Evidence) -> Judged:
-    """Test a claim."""
-    try:
-        outcome = claim.test(evidence)
-    except Missing as missing:
-        outcome = Outcome("undecided", (), (str(missing),))
-    lines, needs, wants = tuple(outcome.evidence), tuple(outcome.needs), tuple(outcome.wants)
-    tested = outcome.verdict == "does not hold" or (outcome.verdict == "undecided" and outcome.evidence)
-    decides = claim.decides if tested and evidence.results.factor != 1 else ""
-    return Judged(claim.name, claim.says, claim.rule, claim.ours, outcome.verdict, lines, needs, wants, decides)
-
-
-def judged(results: PaperResults) -> list[Judged]:
-    """Test every claim on the results of a study."""
-    evidence = Evidence(results)
-    return [judge_one(claim, evidence) for claim in registry().values()]
-
-
-def settled(answers: Sequence[Answer]) -> Answer:
-    """Combine answers: False if any is False, True if all are True, else None."""
-    return False if False in answers else True if all(answers) else None
-
-
-def agreed(answers: Sequence[Answer]) -> Answer:
-    """The answer of all seeds if they agree, else None."""
-    return answers[0] if len(set(answers)) == 1 else None
-
-
-def over(
-    evidence: Evidence,
-    corpora: Sequence[str],
-    test: Callable[[str], tuple[Answer, Sequence[str]]],
-    needs: str = "more targets or seeds",
-) -> Outcome:
-    """Test a claim on each corpus: it must hold on every corpus with results; missing results are listed.
-
-    The test returns an answer (None if undecided) and evidence lines; `needs` is what would decide an undecided corpus.
-    """
-    lines: list[str] = []
-    missing_runs: list[str] = []
-    wants: list[str] = []
-    answers: list[Answer] = []
-    for corpus in corpora:
-        name = evidence.results.corpus(corpus)
-        try:
-            answer, corpus_lines = test(corpus)
-        except Missing as missing:
-            missing_runs.append(str(missing) if evidence.results.has(corpus) else f"all runs on {name}")
-            continue
-        lines += [f"{name}: {line}" for line in corpus_lines]
-        answers.append(answer)
-        if answer is None:
-            wants.append(f"{name}: {needs}")
-    return Outcome(VERDICT[settled(answers) if answers else None], lines, missing_runs, wants)
+    return dict(sorted(REGISTERED.items(), key=lambda pair: (pair[1].ours, not pair[1].primary, pair[1].order)))

@@ -1,182 +1,131 @@
-"""Claims about windows and receptive fields, and what these predict."""
+"""Claims about windowed attention."""
 
-import math
+from math import log
 
-from fieldlens.evaluation.result import Evaluation
-from fieldlens.paper.artifacts.arxiv_openwebtext2 import MODELS, SHIFTS, WINDOWS
-from fieldlens.paper.artifacts.extended_training_length import LONGER_TRAINING
-from fieldlens.paper.claims import SEEDS, Outcome, agreed, claim, over, settled
-from fieldlens.paper.evidence import SMALL, Answer, Evidence, by_seed, corrected, plateau, tested, times
-from fieldlens.paper.results import TWO_CORPORA
-from fieldlens.paper.scale import LENGTHS, TRAINED
-from fieldlens.receptive.field import ReceptiveField
+from fieldlens.paper.artifacts.arxiv_openwebtext2 import WINDOWS
+from fieldlens.paper.claims import Finding, claim
+from fieldlens.paper.evidence import Evidence, NotTestable, Run
 from fieldlens.schemes.spec import parse
 
-
-def _summary(evidence: Evidence, model: str, corpus: str) -> str:
-    """Evidence line of a model: ERF, and whether perplexity rises past L_tr."""
-    change = {True: "breaks", False: "stays", None: "uncertain"}[evidence.breaks(model, corpus)]
-    field = evidence.field(model, corpus)
-    return f"{evidence.results.label(model)}: ERF {field.bounded()}, {change} ({times(evidence.worst(model, corpus))})"
+NARROWEST, WIDEST = WINDOWS[0], WINDOWS[-1]
 
 
 @claim(
-    "windows-covered", 4,
-    "Windowed models keep their perplexity while the training length covers their ERF, and lose it beyond.",
-    "For each of six windows: ERF ≤ L_tr exactly where no length past L_tr is significantly worse by 1 % or more, with "
-    "windows on both sides. A rise that is neither significant nor surely less than 1 % decides nothing.",
-)  # fmt: skip
-def windows_covered(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[Answer, list[str]]:
-        covered = [evidence.covered(model, corpus) for model in WINDOWS]
-        broken = [evidence.breaks(model, corpus) for model in WINDOWS]
-        pairs = zip(covered, broken, strict=True)
-        agree = settled([None if holds is None or fails is None else holds != fails for holds, fails in pairs])
-        both = True in covered and False in covered
-        return agree if both or agree is False else None, [_summary(evidence, model, corpus) for model in WINDOWS]
-
-    return over(evidence, TWO_CORPORA, test)
-
-
-@claim(
-    "erf-predicts", 7,
-    "A window whose theoretical reach exceeds L_tr still extrapolates when its ERF does not.",
-    "There are windows with w·R > L_tr and ERF ≤ L_tr, and each of them is surely not worse past L_tr by 1 % or more.",
-)  # fmt: skip
-def erf_predicts(evidence: Evidence) -> Outcome:
-    layers = evidence.results.study.whole[0].recipe.layers
-
-    def test(corpus: str) -> tuple[Answer, list[str]]:
-        results = evidence.results
-        beyond = [model for model in WINDOWS if layers * parse(results.spec(model))[1]["window"] > results.trained]
-        fitting = [model for model in beyond if evidence.covered(model, corpus)]
-        lines = [_summary(evidence, model, corpus) for model in fitting]
-        broken = [evidence.breaks(model, corpus) for model in fitting]
-        return settled([None if breaks is None else not breaks for breaks in broken]) if fitting else None, lines
-
-    return over(evidence, TWO_CORPORA, test)
-
-
-@claim(
-    "constant-or-explodes", 5,
-    "Past some length perplexity either stays the same or has exploded.",
-    "For each of the three experiments' models: perplexity at 16 L_tr is within 1 % of that at 8 L_tr, or × 1.5 of "
-    "that at L_tr or more, either surely. One that still moves decides against it if its ERF has an end.",
-    decides="fields measured at more than 4 L_tr, or the paper's own size: windows rest by construction, and what "
-    "still moves has an ERF without an end here, so that nothing here can decide against it",
-)  # fmt: skip
-def constant_or_explodes(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[Answer, list[str]]:
-        answers, exceptions = [], []
-        for model in MODELS:
-            evaluations = evidence.each(model, corpus)
-            moved = evidence.gap(evaluations, evaluations, [8192], [4096])
-            exploded = evidence.explodes(model, corpus)
-            rests = moved.rests(SMALL)
-            neither, field = rests is False and exploded is False, evidence.field(model, corpus)
-            ends = not field.saturated()
-            answers.append(True if rests or exploded else False if neither and ends else None)
-            if answers[-1] is not True:
-                status = "still moves," if neither else "uncertain:"
-                ratio = times(math.exp(moved.paired.difference))
-                exceptions.append(f"{evidence.results.label(model)} {status} {ratio}, ERF {field.bounded()}")
-        return settled(answers), exceptions or [f"all of {len(MODELS)} models"]
-
-    return over(evidence, TWO_CORPORA, test, "lengths past the field of what still moves, or more targets")
-
-
-@claim(
-    "plateau-at-erf", 6,
-    "Perplexity becomes constant where the length reaches the ERF.",
-    "For each window and shift whose ERF has an end beyond the shortest length: the plateau (perplexity within 1 % of "
-    "that at 16 L_tr, from there on) begins at the first length measured that holds the ERF, with each seed. Earlier "
-    "or later, with each seed, decides against it.",
-)  # fmt: skip
-def plateau_at_erf(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[Answer, list[str]]:
-        answers: list[Answer] = []
-        lines = []
-        for model in (*WINDOWS, *SHIFTS):
-            fields, evaluations = evidence.fields(model, corpus), evidence.each(model, corpus)
-            pairs = [_onset(fields[seed], evaluations[seed]) for seed in sorted(fields.keys() & evaluations.keys())]
-            plateaus = [pair for pair in pairs if pair is not None]
-            if not plateaus:
-                continue
-            answers.append(agreed([pair and pair[2] for pair in pairs]))
-            onsets = ", ".join(f"ERF {erf}, constant from {onset}" for erf, onset, _ in plateaus)
-            lines.append(f"{evidence.results.label(model)}: {onsets}")
-        return settled(answers) if answers else None, lines
-
-    return over(evidence, TWO_CORPORA, test, "a window or shift whose perplexity settles, with each seed alike")
-
-
-def _onset(field: ReceptiveField, evaluation: Evaluation) -> tuple[int, int, bool] | None:
-    """ERF, onset of the plateau, and whether it is the first length ≥ ERF; None if ERF or onset is unknown."""
-    lengths = sorted(evaluation.losses)
-    onset = plateau({length: evaluation.quantities(length) for length in lengths})
-    holding = [length for length in lengths if length >= field.erf(0.99)]
-    if field.saturated() or onset == lengths[-1] or holding[:1] in ([], lengths[:1]):
-        return None
-    return field.erf(0.99), onset, onset == holding[0]
-
-
-@claim(
-    "longer-training-repairs", 9,
-    "What failed is repaired by a training length that covers the ERF.",
-    "Both cases are significantly worse past L_tr by 1 % or more; trained on a length that holds their ERF they do not "
-    "explode, and their loss at the longest length is lower: significantly (documents flipped, Holm), and with each of "
-    "two or more seeds. One that did not fail, or whose ERF may be longer, decides nothing.",
-)  # fmt: skip
-def longer_training_repairs(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[Answer, list[str]]:
-        answers, lines = [], []
-        gaps = corrected([evidence.repair(model, longer, corpus) for model, longer in LONGER_TRAINING.items()])
-        for (model, longer), gap in zip(LONGER_TRAINING.items(), gaps, strict=True):
-            before, after = (times(evidence.worst(model, corpus, trained)) for trained in (TRAINED, longer))
-            explodes = evidence.explodes(model, corpus, longer)
-            better = gap.agreed(gap.lower(), lambda difference: difference < 0)
-            repaired = settled([None if explodes is None else not explodes, better])
-            lengths = [evidence.results.length(n) for n in (TRAINED, longer, LENGTHS[-1])]
-            field = evidence.field(model, corpus)
-            covered = not field.saturated() and field.erf(0.99) <= lengths[1]
-            answers.append(repaired if covered and evidence.breaks(model, corpus) else None)
-            lines.append(
-                f"{evidence.results.label(model)} (ERF {field.bounded()}): at most {before} trained on {lengths[0]}, "
-                f"{after} on {lengths[1]}; "
-                f"trained longer, it has {times(math.exp(gap.paired.difference))} of the perplexity at {lengths[2]} "
-                f"({tested(gap)}{by_seed(gap, lambda nats: f'{math.exp(nats):.3f}')})"
-            )
-        return settled(answers), lines
-
-    return over(
-        evidence, TWO_CORPORA, test, "for each, a case that fails at the usual L_tr and whose ERF is known and covered"
-    )
-
-
-@claim(
-    "coverage-necessary", 8,
-    "Models whose ERF exceeds the training length fail to extrapolate: windows, shifted slopes.",
-    "Every window or shift with ERF > L_tr is significantly worse past L_tr by 1 % or more; one that surely is not "
-    "decides against it.",
-)  # fmt: skip
-def coverage_necessary(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[Answer, list[str]]:
-        beyond = [model for model in (*WINDOWS, *SHIFTS) if evidence.covered(model, corpus) is False]
-        lines = [_summary(evidence, model, corpus) for model in beyond]
-        return settled([evidence.breaks(model, corpus) for model in beyond]) if beyond else None, lines
-
-    return over(evidence, TWO_CORPORA, test)
-
-
-@claim(
-    "narrow-windows", 3,
+    "narrow-windows",
     "A small window predicts worse at L_tr: attention needs room.",
-    "The loss of the smallest window is higher than that of the four that follow it: significantly (documents "
-    "flipped, Holm), and with each of two or more seeds. Lower than theirs, likewise, decides against it.",
+    "At L_tr the loss of the widest window (320) is below that of the narrowest (40).",
+    runs=[WIDEST, NARROWEST], uses=[WIDEST], primary=1,
 )  # fmt: skip
-def narrow_windows(evidence: Evidence) -> Outcome:
-    def test(corpus: str) -> tuple[Answer, list[str]]:
-        answers, lines = evidence.lower(corpus, [(wider, WINDOWS[0]) for wider in WINDOWS[1:5]], [TRAINED])
-        return settled(answers), lines
+def narrow_windows(evidence: Evidence, corpus: str) -> Finding:
+    return Finding([evidence.contrast(Run(WIDEST), Run(NARROWEST), corpus, [1])])
 
-    return over(evidence, TWO_CORPORA, test, SEEDS)
+
+@claim(
+    "wide-windows-fail",
+    "A large window diverges past L_tr.",
+    "At 4 L_tr the perplexity of the widest window (320) is at least 5 % above that at L_tr.",
+    runs=[WIDEST], primary=1,
+)  # fmt: skip
+def wide_windows_fail(evidence: Evidence, corpus: str) -> Finding:
+    return Finding([evidence.change(Run(WIDEST), corpus, 1, 4, bound=log(1.05), at_most=False)])
+
+
+@claim(
+    "longer-training-repairs-windows",
+    "A window that fails is repaired by a training length that covers its receptive field.",
+    "Trained on 4 L_tr, the widest window (320) has at 16 L_tr at most 2 % more perplexity than at 4 L_tr, and a lower "
+    "loss there than the same window trained on L_tr.",
+    runs=[WIDEST, Run(WIDEST, 4)], primary=2,
+)  # fmt: skip
+def longer_training_repairs_windows(evidence: Evidence, corpus: str) -> Finding:
+    longer = Run(WIDEST, 4)
+    return Finding([
+        evidence.change(longer, corpus, 4, 16, bound=log(1.02), at_most=True),
+        evidence.contrast(longer, Run(WIDEST), corpus, [16]),
+    ])  # fmt: skip
+
+
+@claim(
+    "longer-training-repairs-w160",
+    "The paper's own case: w = 160 is repaired by a training length of 2 L_tr.",
+    "Trained on L_tr, it has at 4 L_tr at least 5 % more perplexity than at L_tr. Trained on 2 L_tr, it has at 16 L_tr "
+    "at most 2 % more than at 4 L_tr, and a lower loss there than the same window trained on L_tr.",
+    runs=["window:160", Run("window:160", 2)],
+)  # fmt: skip
+def longer_training_repairs_w160(evidence: Evidence, corpus: str) -> Finding:
+    usual, longer = Run("window:160"), Run("window:160", 2)
+    return Finding([
+        evidence.change(usual, corpus, 1, 4, bound=log(1.05), at_most=False),
+        evidence.change(longer, corpus, 4, 16, bound=log(1.02), at_most=True),
+        evidence.contrast(longer, usual, corpus, [16]),
+    ])  # fmt: skip
+
+
+@claim(
+    "trf-suffices",
+    "A window whose theoretical receptive field lies within L_tr extrapolates.",
+    "R(w - 1) + 1 ≤ L_tr for w = 40, and from L_tr to 16 L_tr its perplexity changes by at most 1 %.",
+    runs=[NARROWEST], uses=[],
+)  # fmt: skip
+def trf_suffices(evidence: Evidence, corpus: str) -> Finding:
+    results = evidence.results
+    reach = results.layers * (parse(results.spec(NARROWEST))[1]["window"] - 1) + 1
+    lines = [f"reach {reach}, L_tr {results.trained}"]
+    return Finding(evidence.steady(Run(NARROWEST), corpus, 1, 16, log(1.01)), [reach <= results.trained], lines)
+
+
+@claim(
+    "windows-covered",
+    "Windowed models keep their perplexity while the training length covers their ERF, and lose it beyond.",
+    "For each of six windows: if ERF ≤ L_tr, the perplexity at 4 L_tr is at most 1 % above that at L_tr, and if ERF > "
+    "L_tr it is at least 1 % above it. Without windows on both sides of L_tr it is not testable.",
+    runs=WINDOWS, uses=[WIDEST],
+)  # fmt: skip
+def windows_covered(evidence: Evidence, corpus: str) -> Finding:
+    fields = {model: evidence.field(Run(model), corpus) for model in WINDOWS}
+    covered = {model: field.erf(0.99) <= evidence.results.trained for model, field in fields.items()}
+    lines = [f"{evidence.results.label(model)}: ERF {field.bounded()}" for model, field in fields.items()]
+    if len(set(covered.values())) == 1:
+        raise NotTestable("all windows on one side of L_tr", *lines)
+    return Finding([
+        evidence.change(Run(model), corpus, 1, 4, bound=log(1.01), at_most=inside) for model, inside in covered.items()
+    ], (), lines)  # fmt: skip
+
+
+@claim(
+    "erf-predicts",
+    "A window whose theoretical reach exceeds L_tr still extrapolates when its ERF does not.",
+    "Each window with R·w > L_tr and ERF ≤ L_tr has at 4 L_tr at most 1 % more perplexity than at L_tr. Without such a "
+    "window it is not testable.",
+    runs=WINDOWS, uses=WINDOWS[1:3],
+)  # fmt: skip
+def erf_predicts(evidence: Evidence, corpus: str) -> Finding:
+    results = evidence.results
+    beyond = [model for model in WINDOWS if results.layers * parse(results.spec(model))[1]["window"] > results.trained]
+    fields = {model: evidence.field(Run(model), corpus) for model in beyond}
+    lines = [f"{results.label(model)}: ERF {field.bounded()}" for model, field in fields.items()]
+    covered = [model for model, field in fields.items() if field.erf(0.99) <= results.trained]
+    if not covered:
+        raise NotTestable("no window whose reach exceeds L_tr and whose ERF does not", *lines)
+    comparisons = [evidence.change(Run(model), corpus, 1, 4, bound=log(1.01), at_most=True) for model in covered]
+    return Finding(comparisons, (), lines)
+
+
+@claim(
+    "windows-erf",
+    "Windows of 120, 160 and 320 keys have ERFs of 1.5, 2 and 3 L_tr; those up to 100 keys have at most L_tr.",
+    "Each is within 0.25 L_tr of that, half a tick of the paper's axis. A saturated field is not testable.",
+    runs=WINDOWS, uses=[WIDEST],
+)  # fmt: skip
+def windows_erf(evidence: Evidence, corpus: str) -> Finding:
+    fields = {model: evidence.field(Run(model), corpus) for model in WINDOWS}
+    lines = [
+        f"{evidence.results.label(model)}: ERF {field.bounded()}, {field.erf(0.99) / evidence.results.trained:.2f} L_tr"
+        for model, field in fields.items()
+    ]
+    if any(field.saturated() for field in fields.values()):
+        raise NotTestable("saturated", *lines)
+    relative = [field.erf(0.99) / evidence.results.trained for field in fields.values()]
+    answers = [erf <= 1 for erf in relative[:3]]
+    answers += [abs(erf - printed) <= 0.25 for erf, printed in zip(relative[3:], (1.5, 2, 3), strict=True)]
+    return Finding((), answers, lines)
