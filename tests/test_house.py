@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "fieldlens"
 ROOMS = {
     "core": "memory faults errors format device distributed",
     "storage": "atomic writable journal folders sealed provenance checkpoints content_cache results run_dir",
-    "schemes": "window base discovery * spec __init__ validation",
+    "schemes": "window base discovery * spec __init__ layers validation",
     "kernels": "layout rotary blocks cpu_flash attention",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
     "models": "decoder kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function adapters.adapt "

@@ -27,7 +27,7 @@ def decoder(spec: str, layers: int, window: int | None = None) -> Decoder:
 
 def in_chunks(model: Decoder, ids_BT: Tensor, window: int, chunk: int) -> Tensor:
     """Logits after every token, computed with a cache in chunks of `chunk` tokens."""
-    cache, logits = SlidingCache(model.config.layers, window), []
+    cache, logits = SlidingCache([window] * model.config.layers), []
     for positions, ids_Bt in zip(torch.arange(ids_BT.shape[1]).split(chunk), ids_BT.split(chunk, 1), strict=True):
         key_positions = cache.admit(positions)
         logits.append(model(ids_Bt, positions=positions, key_positions=key_positions, window=window, cache=cache))
@@ -94,7 +94,7 @@ def test_the_smaller_of_two_windows_applies(window: int | None, own: int) -> Non
     model, ids_BT = decoder("alibi", 3, own), torch.randint(VOCABULARY, (1, 40))
     reader = CachedEngine(model, window)
     assert (prompted(reader, ids_BT, 9) - model(ids_BT, window=window)[:, 8:]).abs().max() < 1e-12
-    assert reader.cache.window == 3
+    assert reader.cache.windows == (3, 3, 3)
 
 
 @EVERY

@@ -32,7 +32,7 @@ def schemes(
     Parameters
     ----------
     specs
-        Specs such as sandwich:dims=64 or none:window=40. Default: all schemes.
+        Specs such as sandwich:dims=64 or none:window=40; of a layer pattern, each scheme in it. Default: all schemes.
     plot
         File for a plot of bias against distance (.png, .svg, .pdf).
     heatmap
@@ -58,7 +58,7 @@ def schemes(
     from fieldlens.core.errors import BadInput
     from fieldlens.reporting.plots import bias_by_distance, check_format
     from fieldlens.schemes.discovery import registry
-    from fieldlens.schemes.spec import scheme
+    from fieldlens.schemes.spec import cycle, scheme
     from fieldlens.storage.writable import check_file
 
     device, dtype = machine.start()
@@ -73,7 +73,8 @@ def schemes(
     length = length if length is not None else (8192 if heatmap or fit else 512)
     if not 2 <= length <= LONGEST:
         raise BadInput(f"--length must be between 2 and {LONGEST:,}, got {length}")
-    built = [scheme(spec, heads, head_width).to(device) for spec in specs or registry()]
+    entries = dict.fromkeys(entry for spec in specs or registry() for entry in cycle(spec))
+    built = [scheme(entry, heads, head_width).to(device) for entry in entries]
     report: dict[str, Any] = {
         "heads": heads,
         "head_width": head_width,

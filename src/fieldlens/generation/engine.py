@@ -6,7 +6,8 @@ from torch import Tensor
 from fieldlens.kernels.attention import bias_table
 from fieldlens.models.decoder import Decoder
 from fieldlens.models.kv_cache import SlidingBuffer, SlidingCache
-from fieldlens.schemes.window import min_window
+from fieldlens.schemes.base import Scheme
+from fieldlens.schemes.window import min_window, window_reach
 
 CHUNK = 512
 """Number of prompt tokens processed at once."""
@@ -22,9 +23,9 @@ class CachedEngine:
         self, decoder: Decoder, window: int | None = None, max_tokens: int | None = None, chunk: int = CHUNK
     ) -> None:
         self.decoder, self.chunk = decoder, chunk
-        self.window = min_window(window, decoder.scheme.window)
-        self.cache = SlidingCache(decoder.config.layers, self.window, max_tokens)
-        self.table_HN: Tensor | None = None
+        self.window = window
+        self.cache = SlidingCache([min_window(window, own) for own in decoder.windows], max_tokens)
+        self.tables: dict[Scheme, Tensor | None] = {}
 
     @property
     def bytes(self) -> int:
@@ -33,24 +34,26 @@ class CachedEngine:
     @torch.inference_mode()
     def read(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
         """Return the logits after the last token, (B, V). Positions are (T,) or (B, T), with -1 for padding."""
-        if self.window is not None:  # earlier tokens affect neither these logits nor later ones
-            reach = self.decoder.config.layers * (self.window - 1) + 1
+        reach = window_reach(self.cache.windows)
+        if reach is not None:  # earlier tokens affect neither these logits nor later ones
             ids_BT, positions = ids_BT[:, -reach:], positions[..., -reach:]
         chunks = zip(ids_BT.split(self.chunk, 1), positions.split(self.chunk, -1), strict=True)
         for ids_Bt, chunk_positions in chunks:
             key_positions = self.cache.admit(chunk_positions)
             x_BtD = self.decoder.embed(ids_Bt)
             states_BtD = self.decoder.states(
-                x_BtD, chunk_positions, key_positions, window=self.window, cache=self.cache, table_HN=self._table(x_BtD)
+                x_BtD, chunk_positions, key_positions, window=self.window, cache=self.cache, tables=self._tables(x_BtD)
             )
         return self.decoder.head(states_BtD[:, -1])
 
-    def _table(self, like: Tensor) -> Tensor | None:
-        """Return the biases of the scheme for every visible distance; the table doubles in length when it is full."""
+    def _tables(self, like: Tensor) -> dict[Scheme, Tensor | None]:
+        """Return the biases of each scheme for every visible distance; a table doubles in length when it is full."""
         seen = self.cache.positions.seen
-        if self.table_HN is None or self.table_HN.shape[1] < min(seen, self.window or seen):
-            self.table_HN = bias_table(self.decoder.scheme, min(2 * seen, self.window or 2 * seen), like)
-        return self.table_HN
+        for scheme in self.decoder.scheme.distinct_schemes:
+            window, table_HN = min_window(self.window, scheme.window), self.tables.get(scheme)
+            if table_HN is None or table_HN.shape[1] < min(seen, window or seen):
+                self.tables[scheme] = bias_table(scheme, min(2 * seen, window or 2 * seen), like)
+        return self.tables
 
 
 class ReencodeEngine:

@@ -148,7 +148,8 @@ def _check_memory(adapter: ModelAdapter, chosen_plan: Plan, rows: int, total: in
     window = chosen_plan.window
     if chosen_plan.mode != "sliding" or window is None or not isinstance(adapter, DecoderAdapter):
         return
-    needed = rows * min(capacity(window), total) * adapter.cache_size(1)
+    widths = [min_window(own, window) or window for own in adapter.windows]
+    needed = rows * sum(min(capacity(width), total) for width in widths) * adapter.cache_size(1) // len(widths)
     if needed > (free := free_memory(adapter.device)):
         raise OutOfMemory(
             f"window {window} for {rows} prompts needs a cache of {format_bytes(needed)}, "
@@ -161,8 +162,8 @@ def _default_mode(
 ) -> tuple[str, list[str]]:
     """Return the mode that suits the model's positions, and the reason."""
     if isinstance(adapter, DecoderAdapter) and not adapter.decoder.scheme.relative:
-        name = adapter.decoder.scheme.name
-        return "re-encode", [f"mode re-encode: {name} positions would exceed the training length"]
+        absolute = next(entry.name for entry in adapter.decoder.scheme.distinct_schemes if not entry.relative)
+        return "re-encode", [f"mode re-encode: {absolute} positions would exceed the training length"]
     if isinstance(adapter, HFAdapter) and adapter.limit is not None:
         return "re-encode", [f"mode re-encode: {adapter.name} has only {adapter.limit} positions"]
     if isinstance(adapter, HFAdapter) and window is None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from fieldlens.models.adapters.base import ModelAdapter
+from fieldlens.schemes.window import min_window
 
 SHARE = 0.5
 """Share of the free memory that may be used."""
@@ -21,8 +22,8 @@ class Cost:
 def forward(adapter: ModelAdapter, tokens: int, keep: int, window: int | None) -> Cost:
     """Cost of a forward pass over one text, with logits of the last `keep` tokens; accurate to a factor of two."""
     width, layers, heads = adapter.width or 1, adapter.layers or 1, adapter.heads or 1
-    seen = min(tokens, window or tokens)
-    operations = 2.0 * adapter.parameters * tokens + 4.0 * layers * tokens * seen * width
+    seen = [min(tokens, min_window(own, window) or tokens) for own in adapter.windows]  # keys per query of each layer
+    operations = 2.0 * adapter.parameters * tokens + 4.0 * layers * tokens * width * sum(seen) / len(seen)
     size = 8 if adapter.dtype == torch.float64 else 4
     values = tokens * width * 12 + 2 * keep * adapter.vocab_size
     if adapter.scores:  # H·T·T scores, their softmax, and the mask added to them

@@ -1,6 +1,7 @@
 """The decoder: the paper's architecture with an interchangeable positional scheme."""
 
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +15,9 @@ from fieldlens.core.errors import BadInput
 from fieldlens.kernels.attention import attend, bias_table, expand_bias
 from fieldlens.kernels.layout import Layout, check_positions, make_layout
 from fieldlens.kernels.rotary import RotaryTable, apply_rotary, rotary_table
-from fieldlens.schemes.spec import canonical, parse, scheme
+from fieldlens.schemes.base import Scheme
+from fieldlens.schemes.layers import layer_schemes
+from fieldlens.schemes.spec import canonical, cycle, parse
 from fieldlens.schemes.window import check_window, min_window
 
 
@@ -49,7 +52,8 @@ class Config:
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise BadInput(f"{name} must be an integer of at least 1, got {value}")
         object.__setattr__(self, "scheme", canonical(self.scheme, self.window))
-        object.__setattr__(self, "window", parse(self.scheme)[1].get("window"))
+        windows = {parse(entry)[1].get("window") for entry in cycle(self.scheme)}
+        object.__setattr__(self, "window", windows.pop() if len(windows) == 1 else None)
         object.__setattr__(self, "mlp_width", self.mlp_width or 4 * self.width)
 
 
@@ -110,7 +114,9 @@ class Decoder(nn.Module):
         """Activation checkpointing: keep only the input of each block and recompute the rest in the backward pass."""
         with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
             # a scheme may read its own tensors in its constructor, so they cannot be on the meta device
-            self.scheme = scheme(config.scheme, config.heads, config.width // config.heads)
+            self.scheme = layer_schemes(config.scheme, config.layers, config.heads, config.width // config.heads)
+        self.windows = tuple(self.scheme.of_layer(number).window for number in range(config.layers))
+        """The window of each layer."""
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
@@ -165,8 +171,8 @@ class Decoder(nn.Module):
         *,
         embeddings_BTD: Tensor | None = None,
         positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
-        window: int | None = None,
+        key_positions: Tensor | Sequence[Tensor] | None = None,
+        window: int | Sequence[int | None] | None = None,
         last: bool = False,
         cache: Cache | None = None,
     ) -> Tensor:
@@ -192,18 +198,19 @@ class Decoder(nn.Module):
         self,
         x_BTD: Tensor,
         positions: Tensor | None = None,
-        key_positions: Tensor | None = None,
+        key_positions: Tensor | Sequence[Tensor] | None = None,
         *,
-        window: int | None = None,
+        window: int | Sequence[int | None] | None = None,
         last: bool = False,
         cache: Cache | None = None,
-        table_HN: Tensor | None = None,
+        tables: Mapping[Scheme, Tensor | None] | None = None,
     ) -> Tensor:
         """Final hidden states, the input of the head: (B, T, D), or (B, 1, D) with `last`.
 
         `positions` is (T,) or (B, T), by default 0..T-1. Keys have the same positions, except with a cache, which
-        requires `key_positions`. The smaller of `window` and the window of the model applies. When decoding token by
-        token, pass a sufficiently long `bias_table` of the scheme as `table_HN` so that it is not recomputed each step.
+        requires `key_positions`, those of all layers or a sequence with those of each. The smaller of `window`, of all
+        layers or of each, and the layer's own window applies. When decoding token by token, pass sufficiently long
+        `tables`, the `bias_table` of every scheme, so that they are not recomputed each step.
 
         `last` computes only what the last position depends on: one query in the last layer and, with a window, w-1 more
         positions for each layer below. The result equals that of the full computation.
@@ -214,12 +221,14 @@ class Decoder(nn.Module):
             raise BadInput(
                 f"embeddings must have shape (batch, tokens >= 1, {self.config.width}), got {tuple(x_BTD.shape)}"
             )
-        check_window(window)
         if positions is None:
             positions = torch.arange(x_BTD.shape[1], device=x_BTD.device)
         check_positions("positions", positions, *x_BTD.shape[:2])
-        window = min_window(window, self.scheme.window)
-        layer_inputs = self._layer_inputs(x_BTD, positions, key_positions, window, last, table_HN)
+        requested = [window] * self.config.layers if window is None or isinstance(window, int) else window
+        for width in set(requested):
+            check_window(width)
+        windows = [min_window(width, own) for width, own in zip(requested, self.windows, strict=True)]
+        layer_inputs = self._layer_inputs(x_BTD, positions, key_positions, windows, last, tables or {})
         x_BTD = x_BTD[:, -layer_inputs[0].keys :]
         embedding = self.scheme.embedding(positions[..., -layer_inputs[0].keys :])
         if embedding is not None:
@@ -235,34 +244,44 @@ class Decoder(nn.Module):
         self,
         x_BTD: Tensor,
         positions: Tensor,
-        key_positions: Tensor | None,
-        window: int | None,
+        key_positions: Tensor | Sequence[Tensor] | None,
+        windows: Sequence[int | None],
         last: bool,
-        table_HN: Tensor | None,
+        tables: Mapping[Scheme, Tensor | None],
     ) -> list[LayerInputs]:
-        """Inputs of every layer, from bottom to top; consecutive layers with the same token counts share one object."""
-        layer_inputs: list[LayerInputs] = []
-        # Cropping is valid only if positions increase: then the w nearest keys are among the last w tokens.
-        narrow = window if last and bool((positions.diff() > 0).all()) else None
-        for above in range(self.config.layers - 1, -1, -1):
-            keys, queries = (_needed(x_BTD.shape[1], layers, narrow, last) for layers in (above + 1, above))
-            if layer_inputs and layer_inputs[-1][:2] == (keys, queries):
-                layer_inputs.append(layer_inputs[-1])
-                continue
-            q_positions, new_positions = positions[..., -queries:], positions[..., -keys:]
-            layer_layout = make_layout(q_positions, new_positions if key_positions is None else key_positions, window)
-            if not layer_inputs and table_HN is None:  # the bottom layer has the longest reach
-                table_HN = bias_table(self.scheme, layer_layout.reach, x_BTD)
-            rotations = (rotary_table(self.scheme.angles(p), x_BTD) for p in (q_positions, new_positions))
-            bias = expand_bias(table_HN, layer_layout, x_BTD)
-            layer_inputs.append(LayerInputs(keys, queries, layer_layout, bias, *rotations))
+        """Inputs of every layer, from bottom to top; layers with the same scheme and token counts share one object."""
+        counts = _token_counts(positions, windows, last)
+        tables = dict(tables)  # of the bottom layer of each scheme, which has the longest reach
+        layouts: dict[Any, Layout] = {}
+        shared: dict[Any, LayerInputs] = {}
+        layer_inputs = []
+        for number, (window, keys, queries) in enumerate(zip(windows, counts, counts[1:], strict=False)):
+            scheme = self.scheme.of_layer(number)
+            cached = (
+                key_positions if key_positions is None or isinstance(key_positions, Tensor) else key_positions[number]
+            )
+            at = (window, keys, queries, id(cached))
+            if (scheme, *at) not in shared:
+                q_positions, new_positions = positions[..., -queries:], positions[..., -keys:]
+                if at not in layouts:
+                    layouts[at] = make_layout(q_positions, new_positions if cached is None else cached, window)
+                if scheme not in tables:
+                    tables[scheme] = bias_table(scheme, layouts[at].reach, x_BTD)
+                rotations = (rotary_table(scheme.angles(p), x_BTD) for p in (q_positions, new_positions))
+                bias = expand_bias(tables[scheme], layouts[at], x_BTD)
+                shared[(scheme, *at)] = LayerInputs(keys, queries, layouts[at], bias, *rotations)
+            layer_inputs.append(shared[(scheme, *at)])
         return layer_inputs
 
 
-def _needed(tokens: int, layers_above: int, window: int | None, last: bool) -> int:
-    """Number of most recent tokens that the output depends on, at the input of the top `layers_above` layers."""
+def _token_counts(positions: Tensor, windows: Sequence[int | None], last: bool) -> list[int]:
+    """Number of most recent tokens that the output depends on, at the input of each layer and at the output."""
+    tokens = positions.shape[-1]
     if not last:
-        return tokens
-    if window is None:
-        return tokens if layers_above else 1
-    return min(tokens, layers_above * (window - 1) + 1)
+        return [tokens] * (len(windows) + 1)
+    # Cropping is valid only if positions increase: then the w nearest keys are among the last w tokens.
+    increasing = any(windows) and bool((positions.diff() > 0).all())
+    counts = [1]
+    for window in reversed(windows):
+        counts.insert(0, min(tokens, counts[0] + window - 1) if window and increasing else tokens)
+    return counts

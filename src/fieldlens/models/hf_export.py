@@ -32,7 +32,7 @@ from fieldlens.models.decoder import Config, Decoder
 from fieldlens.models.hf_cache import SlidingLayer
 from fieldlens.models.model_folder import verify_model_folder
 from fieldlens.schemes.base import Scheme
-from fieldlens.schemes.spec import scheme
+from fieldlens.schemes.layers import layer_schemes
 from fieldlens.schemes.window import min_window
 from fieldlens.storage.folders import MANIFEST, has_manifest
 
@@ -197,13 +197,14 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         if past_key_values is None and use_cache and not recomputes:
             past_key_values = self._new_cache(attention_mask)
         positions, key_positions = self._positions(x_BTD, attention_mask, position_ids, past_key_values)
-        window = getattr(past_key_values.layers[0], "window", None) if past_key_values else None
-        if window is not None and _has_holes(attention_mask):
+        layers = past_key_values.layers if past_key_values else []
+        windows = [getattr(layer, "window", None) for layer in layers] or [None] * self.config.layers
+        if any(windows) and _has_holes(attention_mask):
             raise BadInput("padding after a token is not supported with a sliding cache: pad on the left")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         with _record_inputs(self.decoder.blocks if output_hidden_states else ()) as block_inputs:
-            states_BTD = self.decoder.states(x_BTD, positions, key_positions, window=window, cache=past_key_values)
+            states_BTD = self.decoder.states(x_BTD, positions, key_positions, window=windows, cache=past_key_values)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits_BTV = self.decoder.head(states_BTD[:, keep])
         loss = None
@@ -216,8 +217,7 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
 
     def sliding_cache(self, window: int | None = None) -> Cache:
         """A sliding cache for `past_key_values`; the smaller of `window` and the window of the model applies."""
-        width = min_window(window, self.decoder.scheme.window)
-        return Cache(layers=[SlidingLayer(width) for _ in range(self.config.layers)])
+        return Cache(layers=[SlidingLayer(min_window(window, own)) for own in self.decoder.windows])
 
     def _new_cache(self, attention_mask: Tensor | None) -> Cache:
         """A sliding cache. Padding counts as tokens, so with padding after a token all tokens are kept."""
@@ -244,8 +244,8 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _positions(
         self, x_BTD: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Positions of queries and keys, counted from the attention mask; -1 for padding."""
+    ) -> tuple[Tensor, Tensor | list[Tensor] | None]:
+        """Positions of queries, and of the cached and new keys of each layer, from the attention mask; -1: padding."""
         tokens = x_BTD.shape[1]
         cached = cache.get_seq_length() if cache is not None else 0
         if attention_mask is None:
@@ -268,11 +268,13 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
             all_positions = new_positions if not cached else all_positions
         if cache is None:
             return all_positions, None
-        keys, offset = cache.get_mask_sizes(tokens, 0)
-        key_positions = all_positions[..., offset : offset + keys]
-        if key_positions.shape[-1] < keys:  # empty slots of a preallocated cache
-            key_positions = nn.functional.pad(key_positions, (0, keys - key_positions.shape[-1]), value=-1)
-        return all_positions[..., -tokens:], key_positions
+        sizes = [cache.get_mask_sizes(tokens, number) for number in range(self.config.layers)]
+        views = {}
+        for keys, offset in set(sizes):
+            key_positions = all_positions[..., offset : offset + keys]
+            missing = keys - key_positions.shape[-1]  # empty slots of a preallocated cache
+            views[keys, offset] = nn.functional.pad(key_positions, (0, missing), value=-1) if missing else key_positions
+        return all_positions[..., -tokens:], [views[size] for size in sizes]
 
 
 def _rebuild_scheme(decoder: Decoder) -> Scheme:
@@ -281,7 +283,8 @@ def _rebuild_scheme(decoder: Decoder) -> Scheme:
     Transformers builds models on the meta device, which leaves tensors that are not in the state dict uninitialised.
     """
     config = decoder.config
-    rebuilt = scheme(config.scheme, config.heads, config.width // config.heads).to(decoder.embedding.weight)
+    rebuilt = layer_schemes(config.scheme, config.layers, config.heads, config.width // config.heads)
+    rebuilt = rebuilt.to(decoder.embedding.weight)
     rebuilt.load_state_dict(decoder.scheme.state_dict())
     return rebuilt.train(decoder.training)
 

@@ -4,6 +4,8 @@ Buffers are preallocated and hold tokens in order, so attention reads contiguous
 tokens that are still visible move to its front: at most w - 1 tokens, once every w/8 tokens, which is O(1) per token.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -105,16 +107,25 @@ def _is_read_only(buffer: Tensor) -> bool:
 class SlidingCache:
     """Keys and values of every layer, and their positions; without a window all tokens are kept."""
 
-    def __init__(self, layers: int, window: int | None = None, max_tokens: int | None = None) -> None:
-        self.window = window
-        self.positions = SlidingBuffer(window, 1, max_tokens)
-        self.layers = [
-            (SlidingBuffer(window, 2, max_tokens), SlidingBuffer(window, 2, max_tokens)) for _ in range(layers)
-        ]
+    def __init__(self, windows: Sequence[int | None], max_tokens: int | None = None) -> None:
+        self.windows = tuple(windows)
+        """The window of each layer."""
+        widest = None if None in self.windows else max(width for width in self.windows if width)
+        self.positions = SlidingBuffer(widest, 1, max_tokens)
+        self.layers = [(SlidingBuffer(width, 2, max_tokens), SlidingBuffer(width, 2, max_tokens)) for width in windows]
 
-    def admit(self, positions_BT: Tensor) -> Tensor:
-        """Append positions of new tokens; return the positions of the keys that `update` will return, (B or 1, S)."""
-        return self.positions.push(torch.atleast_2d(positions_BT))
+    def admit(self, positions_BT: Tensor) -> Tensor | list[Tensor]:
+        """Append positions of new tokens; return the positions of the keys that `update` will return, (B or 1, S).
+
+        A list with those of each layer if layers have different windows.
+        """
+        count = positions_BT.shape[-1]
+        by_window = {width: kept for width, (kept, _) in zip(self.windows, self.layers, strict=True)}
+        positions_BS = self.positions.push(torch.atleast_2d(positions_BT))
+        if len(by_window) == 1:
+            return positions_BS
+        views = {width: positions_BS[:, -(keys.kept + count) :] for width, keys in by_window.items()}
+        return [views[width] for width in self.windows]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         keys, values = self.layers[layer_idx]

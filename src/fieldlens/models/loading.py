@@ -19,7 +19,7 @@ from fieldlens.models.hub import _in_one_line, hub_is_reachable, quiet_transform
 from fieldlens.models.model_folder import verify_model_folder
 from fieldlens.models.origin import Origin, find_model
 from fieldlens.models.size import check_config, check_weights
-from fieldlens.schemes.spec import parse, source_of
+from fieldlens.schemes.spec import has_source, source_of
 from fieldlens.storage.sealed import digest
 
 _BESIDE = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
@@ -88,7 +88,7 @@ def load_model(
 def _check_source(origin: Origin) -> None:
     """Refuse a run whose scheme's file differs from the one it was trained with."""
     about = origin.about()
-    if "scheme_source" in about and about["scheme_source"] != parse(origin.name)[0].file_hash:
+    if "scheme_source" in about and not has_source(origin.name, about["scheme_source"]):
         raise BadInput(
             f"{origin.text}: the file of scheme '{origin.name}' has changed since this run was trained: restore it or "
             "train again"

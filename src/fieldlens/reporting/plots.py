@@ -19,6 +19,7 @@ from fieldlens.kernels.attention import bias_table
 from fieldlens.kernels.layout import visible
 from fieldlens.schemes.base import Scheme
 from fieldlens.schemes.discovery import registry
+from fieldlens.schemes.spec import family
 
 PANEL = (3.4, 2.5)
 """Width and height of one panel in inches: one column of a two-column page."""
@@ -298,15 +299,15 @@ def _mark_training(panel: Axes, lengths: Sequence[int | None], longest: int) -> 
 def tints(specs: Sequence[str | None]) -> list[tuple[str, str]]:
     """A colour and a marker per model: the scheme's own, lighter for variants before it and darker for those after."""
     pairs, foreign = [], 0
-    families = [spec.split(":")[0] if spec else None for spec in specs]
-    for index, family in enumerate(families):
-        cls = registry().get(family or "")
+    families = [family(spec) if spec else None for spec in specs]
+    for index, name in enumerate(families):
+        cls = registry().get(name or "")
         if cls is None or not cls.colour:
             colour, marker = FOREIGN[foreign % len(FOREIGN)]
             foreign += 1
         else:
-            variants = [other for other, name in enumerate(families) if name == family]
-            base = next((place for place, other in enumerate(variants) if specs[other] == family), len(variants) - 1)
+            variants = [other for other, another in enumerate(families) if another == name]
+            base = next((place for place, other in enumerate(variants) if specs[other] == name), len(variants) - 1)
             palette = shades(cls.colour, base + 1) + _darker(cls.colour, len(variants) - base - 1)
             colour, marker = colors.to_hex(palette[variants.index(index)]), cls.marker
         pairs.append((colour, marker))

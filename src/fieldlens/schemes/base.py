@@ -34,6 +34,8 @@ class Scheme(nn.Module):
     colour: ClassVar[str] = ""
     """Hex code such as #0072B2; plots assign a colour to a scheme without one."""
     marker: ClassVar[str] = "."
+    per_layer: ClassVar[bool] = False
+    """Whether each layer has its own parameters; by default all layers with the same spec share them."""
     file_hash: ClassVar[str] = ""
     """Hash of the source file at import; empty for a class defined in an interactive session."""
 
@@ -69,6 +71,15 @@ class Scheme(nn.Module):
     def bias(self, distances_N: Tensor) -> Tensor | None:
         """Biases added to the scaled scores of keys at these distances before the query: (N,) -> (H, N)."""
         return None
+
+    @property
+    def distinct_schemes(self) -> list["Scheme"]:
+        """The schemes of a decoder's layers, each once: this one, if all layers share it."""
+        return [self]
+
+    def of_layer(self, number: int) -> "Scheme":
+        """The scheme of a layer of a decoder: this one, if all layers share it."""
+        return self
 
     def project(self) -> None:
         """Project learned parameters onto their valid range, in place; do not write to parameters already inside it.

@@ -1,9 +1,11 @@
-"""Parsing of specs, which name a scheme and its options: `name[:key=value[,key=value…]]`."""
+"""Parsing of specs: `name[:key=value[,key=value…]]` for a scheme, `[count*]spec/[count*]spec…` for a layer pattern."""
 
 import inspect
+import re
 import types
 import typing
 from contextlib import suppress
+from itertools import groupby
 from typing import Any, Literal, Union
 
 from fieldlens.core.errors import BadInput, reraise_as_bad_input, unknown
@@ -13,6 +15,9 @@ from fieldlens.schemes.window import check_window
 
 MAX_VALUE = 1e12
 """Maximum absolute value of a numeric option."""
+
+MAX_CYCLE = 1024
+"""Maximum number of layers in one cycle of a layer pattern."""
 
 
 def options(cls: type[Scheme]) -> dict[str, inspect.Parameter]:
@@ -33,7 +38,9 @@ def options(cls: type[Scheme]) -> dict[str, inspect.Parameter]:
 
 
 def parse(spec: str) -> tuple[type[Scheme], dict[str, Any]]:
-    """The class of a spec, and its options that differ from their defaults, sorted by key."""
+    """The class of a spec, and its options that differ from their defaults, sorted by key; not of a layer pattern."""
+    if "/" in spec:
+        raise BadInput(f"'{spec}' is not one scheme: {_PATTERN_FORM}")
     name, colon, rest = spec.strip().partition(":")
     schemes = registry()
     if name not in schemes:
@@ -100,8 +107,41 @@ def spell(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+_PATTERN_FORM = "a pattern such as 3*rotary:window=64/none cycles over the layers of a decoder"
+
+
+def cycle(spec: str, window: int | None = None) -> list[str]:
+    """The canonical spec of each layer in one cycle of a layer pattern; a list of one for a single scheme."""
+    entries: list[str] = []
+    for part in spec.split("/"):
+        count, star, entry = part.rpartition("*")
+        if star and not re.fullmatch(r"\s*[1-9]\d{0,3}\s*", count):
+            raise BadInput(
+                f"'{part.strip()}' in '{spec}' must be COUNT*SPEC with a count of at least 1: {_PATTERN_FORM}"
+            )
+        if "/" in spec and not entry.strip():
+            raise BadInput(f"'{spec}' lacks a scheme before or after a slash: {_PATTERN_FORM}")
+        entries += [_canonical(entry, window)] * int(count or 1)
+    if len(entries) > MAX_CYCLE:
+        raise BadInput(f"the layer pattern '{spec[:40]}…' has {len(entries)} layers, more than {MAX_CYCLE}")
+    periods = (n for n in range(1, len(entries) + 1) if not len(entries) % n)
+    return next(entries[:n] for n in periods if entries[:n] * (len(entries) // n) == entries)
+
+
 def canonical(spec: str, window: int | None = None) -> str:
-    """The canonical form of a spec: keys sorted, defaults dropped, the `window` argument included."""
+    """The canonical form of a spec or pattern: keys sorted, defaults dropped, the `window` argument included."""
+    runs = ((entry, len(list(run))) for entry, run in groupby(cycle(spec, window)))
+    entries = [(f"{count}*{entry}", entry, count) for entry, count in runs]
+    return entries[0][1] if len(entries) == 1 else "/".join(text if n > 1 else entry for text, entry, n in entries)
+
+
+def family(spec: str) -> str:
+    """The name of the scheme of a spec; of a layer pattern, that of its first layer."""
+    return spec.partition("/")[0].rpartition("*")[2].partition(":")[0].strip()
+
+
+def _canonical(spec: str, window: int | None) -> str:
+    """The canonical form of the spec of one scheme."""
     cls, values = parse(spec)
     if window is not None:
         if values.setdefault("window", window) != window:
@@ -112,19 +152,40 @@ def canonical(spec: str, window: int | None = None) -> str:
 
 
 def scheme(spec: str, heads: int, head_width: int) -> Scheme:
-    """Build a scheme from its spec, for example scheme("sandwich:dims=64", heads=12, head_width=64)."""
+    """Build a scheme from its spec, for example scheme("sandwich:dims=64", heads=12, head_width=64).
+
+    A layer pattern is not one scheme: `Config` takes it.
+    """
     for name, value in (("heads", heads), ("head_width", head_width)):
         if not 1 <= value <= MAX_SIZE:
             raise BadInput(f"{name} must be between 1 and {MAX_SIZE}, got {value}")
+    spec, *others = cycle(spec)
+    if others:
+        raise BadInput(f"'{canonical('/'.join([spec, *others]))}' is not one scheme: {_PATTERN_FORM}")
     cls, values = parse(spec)
     window = values.pop("window", None)
     with reraise_as_bad_input(f"cannot build scheme '{spec}' for {heads} heads of width {head_width}"):
         module = cls(heads, head_width, **values)
-    module.spec, module.window = canonical(spec), window
+    module.spec, module.window = spec, window
     return module
 
 
 def source_of(spec: str) -> dict[str, str]:
-    """Source hash of a user-defined scheme, under the key `scheme_source`; empty for built-in schemes."""
-    cls = parse(spec)[0]
-    return {"scheme_source": cls.file_hash} if cls.file_hash and not is_built_in(cls) else {}
+    """Source hash of user-defined schemes, under the key `scheme_source`; empty for built-in schemes.
+
+    For a layer pattern: `name=hash` of each user-defined scheme in it.
+    """
+    classes = {cls.name: cls for cls in (parse(entry)[0] for entry in cycle(spec))}
+    own = {name: cls for name, cls in sorted(classes.items()) if cls.file_hash and not is_built_in(cls)}
+    if not own:
+        return {}
+    hashes = [cls.file_hash if len(classes) == 1 else f"{name}={cls.file_hash}" for name, cls in own.items()]
+    return {"scheme_source": ",".join(hashes)}
+
+
+def has_source(spec: str, source: str) -> bool:
+    """Whether the schemes of a spec are defined as when `source_of` recorded this source, here or in this package."""
+    hashes = {cls.name: cls.file_hash for cls in (parse(entry)[0] for entry in cycle(spec))}
+    if "=" not in source:
+        return set(hashes.values()) == {source}
+    return all(hashes.get(name) == file_hash for name, file_hash in (pair.split("=") for pair in source.split(",")))

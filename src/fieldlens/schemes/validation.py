@@ -8,14 +8,22 @@ from torch import Tensor
 from fieldlens.core.errors import BadInput, reraise_as_bad_input
 from fieldlens.schemes.base import Scheme
 from fieldlens.schemes.discovery import is_built_in
-from fieldlens.schemes.spec import scheme
+from fieldlens.schemes.spec import cycle, scheme
 
 TOKENS = 4
 """Number of positions and distances in the check."""
 
 
 def check_scheme(spec: str, heads: int, head_width: int) -> None:
-    """Raise `BadInput` if a scheme returns wrong shapes, NaN, or values that its state dict does not determine."""
+    """Raise `BadInput` if a scheme returns wrong shapes, NaN, or values that its state dict does not determine.
+
+    Of a layer pattern, every scheme is checked.
+    """
+    for entry in dict.fromkeys(cycle(spec)):
+        _check_entry(entry, heads, head_width)
+
+
+def _check_entry(spec: str, heads: int, head_width: int) -> None:
     original = scheme(spec, heads, head_width).eval()
     if is_built_in(type(original)):
         return  # covered by the test suite

@@ -1,5 +1,7 @@
 """Attention windows: number of keys a query sees, itself included. Any scheme can have one."""
 
+from collections.abc import Sequence
+
 from fieldlens.core.errors import BadInput
 
 MAX_WINDOW = 2**40
@@ -11,6 +13,12 @@ def check_window(window: int | None) -> None:
         raise BadInput(f"window must be at least 1, got {window}: a query always sees itself")
     if window is not None and window >= MAX_WINDOW:
         raise BadInput(f"window must be less than {MAX_WINDOW}, got {window}: omit it for full attention")
+
+
+def window_reach(windows: Sequence[int | None]) -> int | None:
+    """Number of most recent tokens that the last output of layers with these windows can depend on; None for all."""
+    widths = [width for width in windows if width is not None]
+    return sum(width - 1 for width in widths) + 1 if len(widths) == len(windows) else None
 
 
 def min_window(window: int | None, other: int | None) -> int | None:

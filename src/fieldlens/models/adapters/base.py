@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fieldlens.core.errors import BadInput
-from fieldlens.schemes.window import check_window, min_window
+from fieldlens.schemes.window import check_window, min_window, window_reach
 
 CLOSE = 1e-4
 """Tolerance between two computations of the same logits, relative to the largest logit."""
@@ -61,8 +61,7 @@ class ModelAdapter(ABC):
 
     def reach(self, window: int | None = None) -> int | None:
         """Number of most recent tokens that the last logits can depend on: Σ(w - 1) + 1 over layers; None for all."""
-        widths = [min_window(own, window) for own in self.windows]
-        return None if None in widths else sum(width - 1 for width in widths if width) + 1
+        return window_reach([min_window(own, window) for own in self.windows])
 
     def noise(self, tokens: int) -> Tensor:
         """Two texts of random tokens with a fixed seed."""

@@ -26,12 +26,11 @@ class DecoderAdapter(ModelAdapter):
         self.layers, self.width, self.heads = config.layers, config.width, config.heads
         self.parameters = count_parameters(decoder, decoder.embedding)
         self.train_length = config.train_length
-        self.windows = (config.window,) * config.layers
+        self.windows = decoder.windows
 
     def cache_size(self, tokens: int, window: int | None = None) -> int:
-        config = self.decoder.config
-        kept = min(tokens, min_window(config.window, window) or tokens)
-        return 2 * config.layers * config.width * self.dtype.itemsize * kept
+        kept = sum(min(tokens, min_window(own, window) or tokens) for own in self.windows)
+        return 2 * self.decoder.config.width * self.dtype.itemsize * kept
 
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         # a relative scheme is invariant to the first position: start at 0, for bitwise equal results
