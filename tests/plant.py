@@ -92,6 +92,8 @@ BUGS = [
     ("a job done twice", "study/job.py", 'locks=False) == "done":', 'locks=False) == "gone":'),
     ("trained on with another text", "study/job.py", "mark.read_text() != text", "False"),
     ("no correction", "evaluation/verdict.py", "contrasts, ps, holm(ps)", "contrasts, ps, ps"),
+    ("a GGUF's BOS forgotten", "models/gguf_metadata.py", '"tokenizer.ggml.add_bos_token", default', '"", default'),
+    ("BOS against the configuration", "data/tokenizer.py", "if adds is False:", "if False:"),
     ("holds by its estimate", "evaluation/equivalence.py", "-limit <= self.low and self.high <= limit", "abs(self.difference) <= limit"),
     ("noise explodes", "evaluation/verdict.py", "row.ratio >= EXPLOSION and row.low > 0", "row.ratio >= EXPLOSION"),
     ("advice by luck", "receptive/check.py", "list(takewhile(", "list(filter("),

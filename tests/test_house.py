@@ -24,7 +24,7 @@ ROOMS = {
     "kernels": "layout rotary blocks cpu_flash attention",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
     "models": "decoder kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function adapters.adapt "
-    "cost size hub origin texts model_folder hf_cache hf_export loading",
+    "cost size gguf_metadata hub origin texts model_folder hf_cache hf_export loading",
     "training": "recipe loss optimisers trainer loop",
     "reporting": "table plots blocks",
     "evaluation": "statistics equivalence context_use protocols.anchors protocols.base protocols.* protocols.discovery "

@@ -12,7 +12,7 @@ import numpy as np
 from fieldlens.core.errors import BadInput
 from fieldlens.data.corpus import open_corpus
 from fieldlens.data.documents import File, refuse_json
-from fieldlens.data.tokenizer import Coder, bos_token_id
+from fieldlens.data.tokenizer import Coder, find_bos
 from fieldlens.data.tokens import tokenize
 
 
@@ -41,13 +41,15 @@ def read_text(corpus: str, split: str, tokenizer: Path, progress: bool = True, f
     if not len(tokenized_split.ids):
         raise BadInput(f"corpus '{corpus}' has no {split} split: choose another with --split")
     assert tokenized_split.sizes is not None
+    bos = find_bos(tokenizer)
     about = {
         "data": {"corpus": source.name, "split": split, "text": source.fingerprint()},
         "tokenizer": tokens.manifest["tokenizer"]["sha256"],
+        "bos_source": bos.source,
     }
     documents = list(split_documents(tokenized_split.ids, tokenized_split.starts))
     sizes = list(split_documents(tokenized_split.sizes, tokenized_split.starts))
-    return Text(documents, sizes, about, bos_token_id(tokenizer))
+    return Text(documents, sizes, about, bos.id)
 
 
 def open_text(path: Path) -> File:
@@ -83,8 +85,10 @@ def read_file(file: File, tokenizer: Path) -> Text:
         raise BadInput(f"{file.path} is empty: it contains no text")
     documents, sizes = map(list, zip(*encoded, strict=True))
     (source,) = file.sources()
-    about = {"data": {"corpus": file.name, "split": None, "text": source.sha256}, "tokenizer": coder.sha256}
-    return Text(documents, sizes, about, bos_token_id(tokenizer))
+    bos = find_bos(tokenizer)
+    data = {"corpus": file.name, "split": None, "text": source.sha256}
+    about = {"data": data, "tokenizer": coder.sha256, "bos_source": bos.source}
+    return Text(documents, sizes, about, bos.id)
 
 
 def split_documents(ids: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:

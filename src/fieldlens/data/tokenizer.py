@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders
@@ -181,22 +181,55 @@ def _first_eos(tokenizer: Tokenizer, folder: Path) -> int:
 
 def eos_token_ids(tokenizer: Tokenizer, folder: Path) -> list[int]:
     """Return every token that ends a text: end-of-text and the eos_token, which may differ in chat models."""
-    config, tokens = folder / "tokenizer_config.json", list[Any]([END])
-    if config.is_file():
-        try:
-            eos_token = json.loads(config.read_bytes()).get("eos_token")
-        except (ValueError, AttributeError, RecursionError) as error:
-            raise BadInput(f"{config} cannot be read ({error})") from None
-        tokens += [eos_token.get("content") if isinstance(eos_token, dict) else eos_token]
-    ids = [tokenizer.token_to_id(token) for token in tokens if isinstance(token, str)]
+    ids = [tokenizer.token_to_id(END), _named_token(tokenizer, _tokenizer_config(folder), "eos_token")]
     return [token_id for token_id in dict.fromkeys(ids) if token_id is not None]
 
 
-def bos_token_id(folder: Path) -> int | None:
-    """Return the token that the tokenizer adds before every text, or None."""
-    tokenizer = load_tokenizer(folder)
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    """The content of tokenizer_config.json; empty if there is none."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path} cannot be read ({error})") from None
+    if not isinstance(config, dict):
+        raise BadInput(f"{path} cannot be read (expected an object)")
+    return config
+
+
+def _named_token(tokenizer: Tokenizer, config: dict[str, Any], name: str) -> int | None:
+    """The id of the bos_token or eos_token of a configuration, which is a text or an object."""
+    token = config.get(name)
+    token = token.get("content") if isinstance(token, dict) else token
+    return tokenizer.token_to_id(token) if isinstance(token, str) else None
+
+
+class Bos(NamedTuple):
+    """The token before every text, and who says so."""
+
+    id: int | None
+    source: str
+
+
+def find_bos(folder: Path) -> Bos:
+    """The token to put before every text: as `add_bos_token` says, else as the tokenizer itself does."""
+    tokenizer, config = load_tokenizer(folder), _tokenizer_config(folder)
     plain, special = (tokenizer.encode("a", add_special_tokens=add).ids for add in (False, True))
-    return special[0] if special and special[:1] != plain[:1] else None
+    added = special[0] if special and special[:1] != plain[:1] else None
+    adds, named = config.get("add_bos_token"), _named_token(tokenizer, config, "bos_token")
+    place = f"add_bos_token of {config.get('bos_source', 'tokenizer_config.json')}"
+    if adds is False:
+        return Bos(None, place)
+    if adds is True and (named is not None or added is not None):
+        return Bos(added if named is None else named, place)
+    return Bos(added, "tokenizer.json")
+
+
+def bos_token_id(folder: Path) -> int | None:
+    """The token to put before every text, or None."""
+    return find_bos(folder).id
 
 
 class Coder:

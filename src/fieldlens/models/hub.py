@@ -1,9 +1,11 @@
 """Access to transformers and the Hugging Face hub: tokenizer files, error messages in one line, no console output."""
 
 import io
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,12 +18,17 @@ from fieldlens.storage.content_cache import build, cache_folder
 from fieldlens.storage.folders import verified_manifest
 from fieldlens.storage.sealed import digest
 
+GGUF_PACKAGES = ("gguf", "accelerate")
+"""What transformers needs to load a GGUF file."""
+
 
 def require_gguf(path: Path) -> None:
-    try:
-        import gguf as _  # noqa: F401
-    except ImportError:
-        raise BadInput(f"{path} requires the gguf extra: pip install 'fieldlens[gguf]'") from None
+    """Raise BadInput if a package is missing; called before any text is tokenized."""
+    missing = [name for name in GGUF_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise BadInput(
+            f"{path} requires the gguf extra ({' and '.join(missing)} not installed): pip install 'fieldlens[gguf]'"
+        )
 
 
 def fetched_tokenizer(name: str) -> Path:
@@ -49,15 +56,29 @@ def fetched_tokenizer(name: str) -> Path:
     return folder
 
 
-def converted_tokenizer(key: dict[str, Any], source: str, settings: dict[str, Any]) -> Path:
-    """Folder in the cache with a tokenizer that transformers converted from another format."""
+def converted_tokenizer(
+    key: dict[str, Any], source: str, settings: dict[str, Any], facts: dict[str, Any] | None = None
+) -> Path:
+    """Folder in the cache with a tokenizer that transformers converted from another format.
+
+    `facts` are written into its tokenizer_config.json: what the source says and the conversion loses.
+    """
     from transformers import AutoTokenizer
 
+    key = {**key, **({"facts": facts} if facts else {})}
     folder = cache_folder() / "tokenizers" / digest(key)[:32]
     if verified_manifest(folder) is None:
         with quiet_transformers(), _in_one_line(source):
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, use_fast=True, **settings)
-        build(folder, key, lambda target: tokenizer.save_pretrained(target) and {})
+
+        def write(target: Path) -> dict[str, Any]:
+            tokenizer.save_pretrained(target)
+            config = target / "tokenizer_config.json"
+            if facts:
+                config.write_text(json.dumps({**json.loads(config.read_text()), **facts}, indent=2))
+            return {}
+
+        build(folder, key, write)
     return folder
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fieldlens.core.errors import BadInput
 from fieldlens.core.format import HUB_ID
+from fieldlens.models.gguf_metadata import tokenizer_facts
 from fieldlens.models.hub import converted_tokenizer, fetched_tokenizer, require_gguf
 from fieldlens.storage.atomic import hash_of
 from fieldlens.storage.run_dir import Run
@@ -43,8 +44,9 @@ class Origin:
             return fetched_tokenizer(self.text)
         if self.path.is_file():
             require_gguf(self.path)
+            facts = tokenizer_facts(self.path) | {"bos_source": "GGUF"}
             return converted_tokenizer(
-                {"tokenizer of": hash_of(self.path)}, str(self.path.parent), {"gguf_file": self.path.name}
+                {"tokenizer of": hash_of(self.path)}, str(self.path.parent), {"gguf_file": self.path.name}, facts
             )
         if (self.path / "tokenizer.json").is_file():
             return self.path
