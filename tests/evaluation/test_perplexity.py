@@ -14,6 +14,7 @@ from torch import Tensor
 import fieldlens
 from fieldlens import Config, Decoder
 from fieldlens.core.errors import BadInput, NonFiniteResult, OutOfMemory
+from fieldlens.core.events import Estimate, Event, Progress, Warned
 from fieldlens.evaluation.evaluate import evaluate
 from fieldlens.evaluation.protocols import Anchor, protocol, registry
 from fieldlens.evaluation.result import Evaluation, Plan, read_evaluation
@@ -191,12 +192,13 @@ class Cramped(FunctionAdapter):
 
 
 def test_batches_are_halved_when_memory_runs_out() -> None:
-    ids_T, events = text(300).numpy(), []
+    events: list[Event] = []
+    ids_T = text(300).numpy()
     plan = Plan(protocol("last-token"), (8, 16), 40)
     about = {"model": {"name": "x", "train_length": None}}
     evaluation = evaluate(Cramped(uniform), [ids_T], plan, about=about, watch=events.append)
     assert evaluation.table == pytest.approx({8: 512, 16: 512})
-    assert [event["warning"] for event in events if "warning" in event]
+    assert any(isinstance(event, Warned) for event in events)
     cramped = Cramped(uniform)
     cramped.most = 0
     with pytest.raises(OutOfMemory, match="not enough memory for one excerpt of 16 tokens"):
@@ -476,7 +478,7 @@ def test_results_name_their_text_and_weights() -> None:
 
 
 def test_an_estimate_comes_after_the_first_text() -> None:
-    events: list[dict[str, float]] = []
+    events: list[Event] = []
     plan = Plan(protocol("last-token"), (8, 16), 40)
     evaluate(
         DecoderAdapter(decoder()),
@@ -485,10 +487,12 @@ def test_an_estimate_comes_after_the_first_text() -> None:
         about={"model": {"name": "x", "train_length": None}},
         watch=events.append,
     )
-    assert "estimate" in events[0]
-    assert 0 < events[0]["estimate"] < 60
-    assert events[0]["memory"] > 0
-    assert events[-1]["done"] == pytest.approx(events[-1]["total"])
+    estimate, last = events[0], events[-1]
+    assert isinstance(estimate, Estimate)
+    assert 0 < estimate.seconds < 60
+    assert estimate.memory > 0
+    assert isinstance(last, Progress)
+    assert last.done == pytest.approx(last.total)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from short_training import short_runs
 
 import fieldlens
 from fieldlens.cli import main
+from fieldlens.core.events import Estimate, Event, Progress, Stage
 from fieldlens.data.corpus import open_corpus
 from fieldlens.data.text import read_text
 from fieldlens.data.tokenizer import Coder
@@ -381,29 +382,30 @@ def test_the_profile_is_an_average_over_growing_bins() -> None:
 
 
 def test_an_estimate_comes_before_the_first_gradient(home: Path) -> None:
-    events: list[dict[str, float]] = []
+    events: list[Event] = []
     request = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2, plain=True)
-    measure_all([str(home / "alibi")], request, torch.device("cpu"), torch.float32, events.append)
-    kinds = [next(iter(event)) for event in events]
-    assert kinds[:2] == ["stage", "estimate"]
-    assert 0 < events[1]["estimate"] < 60
-    assert events[1]["memory"] > 0
+    measure_all([str(home / "alibi")], request, device=torch.device("cpu"), dtype=torch.float32, watch=events.append)
+    stage, estimate = events[:2]
+    assert stage == Stage("alibi")
+    assert isinstance(estimate, Estimate)
+    assert 0 < estimate.seconds < 60
+    assert estimate.memory > 0
 
 
 def test_the_check_is_in_the_first_estimate_and_makes_none_of_its_own(home: Path) -> None:
-    events: list[dict[str, float]] = []
+    events: list[Event] = []
     request = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2, plain=True, check=True, targets=3)
-    measure_all([str(home / "alibi")], request, torch.device("cpu"), torch.float32, events.append)
-    assert sum("estimate" in event for event in events) == 1
-    assert any(str(event.get("what", "")).startswith("length") for event in events)
+    measure_all([str(home / "alibi")], request, device=torch.device("cpu"), dtype=torch.float32, watch=events.append)
+    assert sum(isinstance(event, Estimate) for event in events) == 1
+    assert any(isinstance(event, Progress) and event.part.startswith("length") for event in events)
 
 
 def test_a_page_escapes_what_it_shows(home: Path) -> None:
     measurements = measure_all(
         [str(home / "alibi")],
         MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2),
-        torch.device("cpu"),
-        torch.float32,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
     )
     measurements[0].about["model"]["name"] = HOSTILE
     html = page(measurements, HOSTILE)

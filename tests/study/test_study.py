@@ -19,7 +19,7 @@ from fieldlens.storage.sealed import read_sealed, write_sealed
 from fieldlens.study.controller import Controller, Interrupted, _Attempt, write_study
 from fieldlens.study.executors import Local, Order
 from fieldlens.study.forecast import STAGES, Forecast, forecast, operations
-from fieldlens.study.job import PREPARING, Progress, perform
+from fieldlens.study.job import PREPARING, JobProgress, perform
 from fieldlens.study.page import page, prediction, summary
 from fieldlens.study.plan import read_study
 from fieldlens.study.results import comparisons, read_results
@@ -52,7 +52,7 @@ def test_cpu_time_is_left_out_if_an_attempt_did_not_record_it(whole: Path, tmp_p
     job, paths = read_study(str(whole)).jobs[0], StudyPaths(tmp_path / "results", tmp_path / "runs")
     paths.work(job).mkdir(parents=True)
     paths.timings(job).write_text(json.dumps({"train": 60.0}))
-    progress = Progress(paths, job)
+    progress = JobProgress(paths, job)
     for stage in ("train", "evaluate", "evaluate"):
         with progress.at(stage):
             pass
@@ -283,7 +283,7 @@ def test_faults_change_no_result(whole: Path, tmp_path: Path, monkeypatch: pytes
             killed.append(progress["pid"])
             os.kill(progress["pid"], signal.SIGKILL)
 
-    controller = Controller(study, paths, lambda: Local(2), CPU, time_limit=30, watch=kill)
+    controller = Controller(study, paths, lambda: Local(2), CPU, time_limit=30, refresh=kill)
     controller.prepare()
     controller.run()
     assert killed
@@ -329,7 +329,7 @@ class Slow:
 def test_a_second_signal_ends_workers_that_are_still_saving(whole: Path, tmp_path: Path) -> None:
     study, paths = small_studies.opened(whole, str(tmp_path / "out"), str(tmp_path / "runs"))
     worker = Slow()
-    controller = Controller(study, paths, lambda: worker, CPU, watch=lambda: os.kill(os.getpid(), signal.SIGINT))
+    controller = Controller(study, paths, lambda: worker, CPU, refresh=lambda: os.kill(os.getpid(), signal.SIGINT))
     controller.prepare()
     with pytest.raises(Interrupted) as stopped:
         controller.run()

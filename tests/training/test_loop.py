@@ -20,6 +20,7 @@ from fieldlens import cli
 from fieldlens.core.device import Machine
 from fieldlens.core.distributed import World
 from fieldlens.core.errors import BadInput, OutOfMemory
+from fieldlens.core.events import Event, TrainingStep, Warned
 from fieldlens.data.batches import batch_at
 from fieldlens.data.corpus import open_corpus
 from fieldlens.data.tokens import TokenizedCorpus, tokenize
@@ -29,7 +30,8 @@ from fieldlens.storage.folders import read_folder
 from fieldlens.storage.run_dir import Occupied, Run
 from fieldlens.training.loop import Stopped, train
 from fieldlens.training.recipe import Recipe, RunOptions, recipe
-from fieldlens.training.trainer import Diverged, Objective, Trainer
+from fieldlens.training.trainer import Objective, Trainer
+from fieldlens.training.update import Diverged
 
 CPU = Machine(device="cpu", threads=1)
 
@@ -375,9 +377,9 @@ def test_events_are_tracked(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_starting_over_is_reported(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     (tmp_path / "checkpoints" / "step-000000001").mkdir(parents=True)
-    events: list[dict[str, object]] = []
+    events: list[Event] = []
     train(small(corpus, steps=2), tmp_path, resume=True, machine=CPU, watch=events.append)
-    assert events[0] == {"warning": "no checkpoint is intact; training starts over"}
+    assert events[0] == Warned("no checkpoint is intact; training starts over")
 
 
 @pytest.mark.parametrize(
@@ -425,8 +427,8 @@ def test_versions_machine_and_text_of_a_run_are_recorded(
     monkeypatch.chdir(corpus.parent)
     chosen, run = recipe("smoke", corpus="corpus", steps=4), Run(tmp_path / "run")
 
-    def interrupt(row: dict[str, object]) -> None:
-        if row.get("step") == 2:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, TrainingStep) and event.step == 2:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Stopped):

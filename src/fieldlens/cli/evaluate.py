@@ -111,7 +111,7 @@ def evaluate(
         with_quarter=True,
     )
     with Watcher(console(stderr=True), quiet=as_json) as watcher:
-        results = evaluate_all(list(models), request, out, device, dtype, watcher.watch)
+        results = evaluate_all(list(models), request, out=out, device=device, dtype=dtype, watch=watcher.watch)
     if as_json:
         records = [evaluation.to_json() | {"file": str(path)} for path, evaluation in results]
         print(json.dumps(records, ensure_ascii=False))

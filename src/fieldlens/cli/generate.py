@@ -86,7 +86,7 @@ def generate(
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot encode become question marks
     show, note = (_ignore, _ignore) if as_json else (_show, _note)
-    output = generate_text(model, request, device, dtype, show, note)
+    output = generate_text(model, request, device=device, dtype=dtype, on_text=show, on_note=note)
     if as_json:
         print(json.dumps(output.to_json(), ensure_ascii=False))
         return

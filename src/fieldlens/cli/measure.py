@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from fieldlens.cli.console import console
 from fieldlens.cli.progress import Watcher
 from fieldlens.core.device import Machine
+from fieldlens.core.events import Warned
 
 HALF_PRECISION = (
     "--dtype {} is not used: gradients in half precision are mostly round-off, so the model is measured in float32"
@@ -104,8 +105,8 @@ def measure(
 
             dtype = torch.float32
             if machine.dtype != "auto":
-                watcher.watch({"warning": HALF_PRECISION.format(machine.dtype)})
-        measurements = measure_all(list(models), request, device, dtype, watcher.watch, journals=out)
+                watcher.watch(Warned(HALF_PRECISION.format(machine.dtype)))
+        measurements = measure_all(list(models), request, device=device, dtype=dtype, watch=watcher.watch, journals=out)
 
     from fieldlens.receptive.report import summary, write
 

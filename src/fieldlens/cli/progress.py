@@ -6,11 +6,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from fieldlens.core import events
+from fieldlens.core.events import Event
+from fieldlens.core.format import format_bytes, format_duration
+
 EVERY = 10.0
 
 
 class Watcher:
-    """Prints progress events: stage, estimate, amount done, warning."""
+    """Prints the events of a training, an evaluation or a measurement; if quiet, only warnings."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
         self.console, self.quiet = console, quiet
@@ -35,26 +39,50 @@ class Watcher:
     def __exit__(self, *details: Any) -> None:
         self.progress.__exit__(*details)
 
-    def watch(self, event: dict[str, Any]) -> None:
-        from fieldlens.core.format import format_bytes, format_duration
-
-        if "warning" in event:
-            self.console.print(f"warning: {event['warning']}", markup=False)
+    def watch(self, event: Event) -> None:
+        if isinstance(event, events.Warned):
+            self.console.print(f"warning: {event.text}", markup=False)
         if self.quiet:
             return
-        if "stage" in event:
-            self.stage, self.start = event["stage"], None
-            self.progress.reset(self.task, description=self.stage, total=None)
-        if "estimate" in event:
-            duration, memory = format_duration(event["estimate"]), format_bytes(event["memory"])
-            self.console.print(f"{self.stage}: about {duration}, {memory} in addition to the weights", markup=False)
-        if "done" in event:
-            text = f"{self.stage}  {event.get('what', '')}"
-            self.progress.update(self.task, completed=event["done"], total=event["total"], description=text)
-            now = time.monotonic()
-            self.start = self.start or (now, event["done"])
-            if not self.console.is_terminal and now - self.last > EVERY and event["done"] > self.start[1]:
-                self.last = now
-                left = (now - self.start[0]) * (event["total"] - event["done"]) / (event["done"] - self.start[1])
-                share = event["done"] / event["total"]
-                self.console.print(f"{text}: {share:.0%} done, {format_duration(left)} left", markup=False)
+        match event:
+            case events.Note(text):
+                self.console.print(text, style="dim", markup=False)
+            case events.Stage(name):
+                self.stage, self.start = name, None
+                self.progress.reset(self.task, description=name, total=None)
+            case events.Estimate(seconds, memory, with_weights):
+                kind = "of memory" if with_weights else "in addition to the weights"
+                self._print(f"about {format_duration(seconds)}, {format_bytes(memory)} {kind}")
+            case events.Progress():
+                self._show_progress(event)
+            case events.TrainingStep():
+                self._show_step(event)
+
+    def _print(self, text: str) -> None:
+        self.console.print(f"{self.stage}: {text}" if self.stage else text, markup=False)
+
+    def _line_is_due(self) -> bool:
+        """Whether a line should be printed now, because there is no progress bar."""
+        if self.console.is_terminal or time.monotonic() - self.last <= EVERY:
+            return False
+        self.last = time.monotonic()
+        return True
+
+    def _show_progress(self, event: events.Progress) -> None:
+        text = f"{self.stage}  {event.part}"
+        self.progress.update(self.task, completed=event.done, total=event.total, description=text)
+        now = time.monotonic()
+        self.start = self.start or (now, event.done)
+        if event.done > self.start[1] and self._line_is_due():
+            left = (now - self.start[0]) * (event.total - event.done) / (event.done - self.start[1])
+            share = event.done / event.total
+            self.console.print(f"{text}: {share:.0%} done, {format_duration(left)} left", markup=False)
+
+    def _show_step(self, event: events.TrainingStep) -> None:
+        text = f"loss {event.loss:.3f}  {event.tokens_per_second:,.0f} tokens/s"
+        bar = f"step {event.step} of {event.steps}  {text}"
+        self.progress.update(self.task, completed=event.step, total=event.steps, description=bar)
+        if event.validation_perplexity is not None:
+            self._print(f"step {event.step}: {text}  validation perplexity {event.validation_perplexity:.2f}")
+        elif self._line_is_due():
+            self._print(f"step {event.step} of {event.steps}: {text}  {format_duration(event.seconds_left)} left")

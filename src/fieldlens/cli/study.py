@@ -164,7 +164,7 @@ def conduct(
         machine.start()  # report an unusable device or dtype once, not in every job
     workers = worker_options.count(machine)
     machine = machine if machine.threads else dataclasses.replace(machine, threads=max(1, int(worker_options.cpus)))
-    watcher = Watcher(study, paths, workers, quiet)
+    screen = StudyScreen(study, paths, workers, quiet)
     controller = Controller(
         study,
         paths,
@@ -172,10 +172,10 @@ def conduct(
         machine,
         corpora=corpora,
         time_limit=worker_options.time_limit,
-        watch=watcher.watch,
+        refresh=screen.refresh,
     )
     controller.prepare()
-    with watcher:
+    with screen:
         controller.run()
 
 
@@ -240,8 +240,8 @@ def complain(study: "Study", paths: "StudyPaths") -> None:
         raise FieldlensError(f"{len(failed)} of {len(study.jobs)} runs failed, see {path}: re-run with --retry")
 
 
-class Watcher:
-    """Prints progress: a live table on a terminal; otherwise a line per change of state, and a regular summary."""
+class StudyScreen:
+    """Shows the jobs of a study: a live table on a terminal, otherwise a line per change of state and summaries."""
 
     def __init__(self, study: "Study", paths: "StudyPaths", workers: int, quiet: bool) -> None:
         from fieldlens.study.forecast import forecast
@@ -253,10 +253,10 @@ class Watcher:
         self.states: dict[str, str] = {}
         self.forecast, self.summarised, self.updated = forecast(study, paths), time.monotonic(), 0.0
 
-    def __enter__(self) -> "Watcher":
+    def __enter__(self) -> "StudyScreen":
         if self.is_live:
             self.live.__enter__()
-        self.watch()
+        self.refresh()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
@@ -271,7 +271,7 @@ class Watcher:
             rows = overview(self.study, self.paths, self.forecast)
             self.console.print(headline(self.study, rows, self.workers), markup=False, soft_wrap=True)
 
-    def watch(self) -> None:
+    def refresh(self) -> None:
         """Read the states of the jobs and print them, at most once a second."""
         from fieldlens.study.forecast import forecast
         from fieldlens.study.view import overview, table

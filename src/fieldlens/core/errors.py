@@ -1,7 +1,7 @@
 """Exceptions for errors that a user can fix, and their exit codes."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from fieldlens.core.faults import machine_fault
@@ -39,14 +39,34 @@ def unknown(kind: str, name: str, allowed: Iterable[str], hint: str = "") -> Bad
     return BadInput(f"unknown {kind} '{name}': {suggestion}allowed: {', '.join(names) or 'none'}{hint}")
 
 
+def in_one_line(error: BaseException) -> str:
+    """The class of an exception and its message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def message_only(error: BaseException) -> str:
+    """The message of an exception, shortened; its class if it has none."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 @contextmanager
-def reraise_as_bad_input(message: str) -> Iterator[None]:
-    """Turn any exception raised by user code into a one-line `BadInput` that starts with `message`."""
+def reraise_as_bad_input(
+    message: str,
+    catch: tuple[type[Exception], ...] = (Exception,),
+    explain: Callable[[BaseException], str] = in_one_line,
+) -> Iterator[None]:
+    """Turn an exception of user code or of a library into one line that starts with `message`.
+
+    It becomes a `BadInput`. Our own errors and faults of the machine (memory, disk space) stay what they are.
+    """
     try:
         yield
     except FieldlensError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"  # of a library written in Rust; not an Exception
+        if not isinstance(error, catch) and not (panic and Exception in catch):
+            raise
         if fault := machine_fault(error):
             raise fault from error
-        raise BadInput(f"{message}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise BadInput(f"{message}: {explain(error)}") from error

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.events import Watch, ignore
 from fieldlens.evaluation.equivalence import MARGIN, check_margin
 from fieldlens.evaluation.protocols import Anchor, draw, eligible
 from fieldlens.evaluation.protocols import protocol as find_protocol
 from fieldlens.evaluation.result import Evaluation, Plan
-from fieldlens.evaluation.runner import EvaluationRunner, Watch
+from fieldlens.evaluation.runner import EvaluationRunner
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, check_causal, eval_mode, weights_hash
 from fieldlens.storage.provenance import provenance
@@ -123,7 +124,7 @@ def evaluate(
     names: list[Anchor] | None = None,
     batch: int | None = None,
     journal: Path | None = None,
-    watch: Watch = lambda event: None,
+    watch: Watch = ignore,
 ) -> Evaluation:
     """Compute the losses of a plan.
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.events import Stage, Watch, ignore
 from fieldlens.core.format import slug
 from fieldlens.data.text import Text
 from fieldlens.evaluation.evaluate import address, draw_anchors, evaluate, with_train_length
 from fieldlens.evaluation.protocols import Anchor, Eligible, draw
 from fieldlens.evaluation.request import EvalRequest
 from fieldlens.evaluation.result import KIND, Evaluation, read_evaluation
-from fieldlens.evaluation.runner import Watch
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, unique_endings, unique_names
 from fieldlens.models.texts import read_texts
@@ -44,10 +44,11 @@ class _Sample(NamedTuple):
 def evaluate_all(
     models: Sequence[str],
     request: EvalRequest,
+    *,
     out: Path,
     device: torch.device,
     dtype: torch.dtype,
-    watch: Watch = lambda event: None,
+    watch: Watch = ignore,
 ) -> list[tuple[Path, Evaluation]]:
     """Evaluate models one after another. All paths and texts are checked before the first model is loaded."""
     origins = [find_model(text) for text in models]
@@ -107,7 +108,7 @@ def _evaluate_model(
     origin: Origin, text: Text, sample: _Sample, request: EvalRequest, context: _Context
 ) -> tuple[Path, Evaluation]:
     """Evaluate one model and write its result; a result that exists is read instead."""
-    context.watch({"stage": origin.name})
+    context.watch(Stage(origin.name))
     model = load(origin, context.device, context.dtype, request.train_length)
     lengths = request.lengths, model.adapter.train_length, request.with_quarter
     plan = with_train_length(lambda chosen: request.plan(chosen, text.bos), *lengths)

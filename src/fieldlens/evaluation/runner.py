@@ -2,16 +2,16 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from fieldlens.core.errors import BadInput, FieldlensError, NonFiniteResult, OutOfMemory
+from fieldlens.core.events import Estimate, Progress, Warned, Watch
 from fieldlens.core.memory import free_memory, out_of_memory
 from fieldlens.evaluation.protocols import Excerpt
 from fieldlens.evaluation.result import Plan
@@ -24,8 +24,6 @@ AT_ONCE = 8192
 
 AT_ONCE_ON_GPU = 1 << 16
 SAVE_EVERY = 15.0
-
-Watch = Callable[[dict[str, Any]], None]
 
 
 class EvaluationRunner:
@@ -118,7 +116,7 @@ class EvaluationRunner:
         if not self.started:
             self.started = True
             self._estimate(excerpts[0], scored, time.perf_counter() - start)
-        self.watch({"done": self.done, "total": self.total, "what": f"length {self._length_of(excerpts)}"})
+        self.watch(Progress(self.done, self.total, f"length {self._length_of(excerpts)}"))
         if time.monotonic() - self.saved > SAVE_EVERY:
             self._save()
         return losses_BN
@@ -147,7 +145,7 @@ class EvaluationRunner:
             )
         half = excerpts[: len(excerpts) // 2]
         self.max_tokens = len(half) * self.adapter.needed(self._length_of(half), scored, self.plan.window)
-        self.watch({"warning": f"not enough memory: reducing the batch size to {len(half)}"})
+        self.watch(Warned(f"not enough memory: reducing the batch size to {len(half)}"))
         return half
 
     def _ids(self, excerpt: Excerpt) -> np.ndarray:
@@ -166,7 +164,7 @@ class EvaluationRunner:
         needed = self.adapter.needed(excerpt.stop - excerpt.start, scored, self.plan.window)
         cost = forward(self.adapter, needed, scored, self.plan.window)
         memory = cost.bytes * self._batch_size(excerpt.stop - excerpt.start, scored)
-        self.watch({"estimate": seconds * (self.total - self.done) / cost.operations, "memory": memory})
+        self.watch(Estimate(seconds * (self.total - self.done) / cost.operations, memory))
 
     def _restore(self) -> None:
         if self.journal is not None and self.journal.exists():

@@ -7,7 +7,7 @@
 import operator
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -18,7 +18,7 @@ from fieldlens.core.format import format_bytes
 from fieldlens.core.memory import free_memory
 from fieldlens.generation import hf
 from fieldlens.generation.engine import CHUNK, PADDING, CachedEngine, ReencodeEngine
-from fieldlens.generation.sampling import Sampler, Sampling
+from fieldlens.generation.sampling import Continuation, Sampler, Sampling, TokenCallback
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, eval_mode
 from fieldlens.models.adapters.decoder import DecoderAdapter
@@ -74,7 +74,7 @@ def generate(
     sampling: Sampling | None = None,
     end: int | Collection[int] | None = None,
     chunk: int = CHUNK,
-    watch: hf.Watch = lambda ids_B: None,
+    watch: TokenCallback = lambda ids_B: None,
 ) -> Generation:
     """Continue one or several prompts by `tokens` tokens, or until an `end` token.
 
@@ -94,7 +94,8 @@ def generate(
         for token in ends:
             if not 0 <= token < adapter.vocab_size:
                 raise BadInput(f"end token id {token} is outside the vocabulary of {adapter.vocab_size}")
-        return _GenerationLoop(adapter, rows, tokens, chosen_plan, sampling or Sampling(), ends, chunk, watch).run()
+        continuation = Continuation(tokens=tokens, sampling=sampling or Sampling(), ends=ends, watch=watch)
+        return _GenerationLoop(adapter, rows, chosen_plan, continuation, chunk).run()
 
 
 def parse_prompts(prompts: Tensor | Sequence[Any], vocab_size: int) -> list[list[int]]:
@@ -222,15 +223,12 @@ class _GenerationLoop:
         self,
         adapter: ModelAdapter,
         rows: list[list[int]],
-        tokens: int,
         chosen_plan: Plan,
-        sampling: Sampling,
-        ends: frozenset[int],
+        continuation: Continuation,
         chunk: int,
-        watch: hf.Watch,
     ) -> None:
-        self.adapter, self.rows, self.tokens, self.plan = adapter, rows, tokens, chosen_plan
-        self.sampling, self.ends, self.chunk, self.watch = sampling, ends, chunk, watch
+        self.adapter, self.rows, self.plan = adapter, rows, chosen_plan
+        self.continuation, self.chunk = continuation, chunk
         self.new_ids: list[list[int]] = [[] for _ in rows]
         self.finished = [False] * len(rows)
         self.times: list[float] = []
@@ -240,10 +238,11 @@ class _GenerationLoop:
         start = time.perf_counter()
         if isinstance(self.adapter, HFAdapter):
             mask_BT = (positions >= 0).long().expand(len(ids_BT), -1)
+            continuation = replace(self.continuation, watch=self.record)
+            reencode = self.plan.mode == "re-encode"
             cache_bytes = hf.write(
-                self.adapter, ids_BT, mask_BT, self.tokens, self.plan.window, self.plan.mode == "re-encode",
-                self.sampling, self.ends, self.record,
-            )  # fmt: skip
+                self.adapter, ids_BT, mask_BT, continuation, window=self.plan.window, reencode=reencode
+            )
         else:
             assert isinstance(self.adapter, DecoderAdapter)
             cache_bytes = self._run_decoder(self.adapter.decoder, ids_BT, positions)
@@ -257,8 +256,8 @@ class _GenerationLoop:
         for row, token in enumerate(ids_B.tolist()):
             if not self.finished[row]:
                 self.new_ids[row].append(token)
-                self.finished[row] = token in self.ends
-        self.watch(ids_B)
+                self.finished[row] = token in self.continuation.ends
+        self.continuation.watch(ids_B)
 
     def _run_decoder(self, decoder: Decoder, ids_BT: Tensor, positions: Tensor) -> int:
         engine: CachedEngine | ReencodeEngine
@@ -266,11 +265,11 @@ class _GenerationLoop:
             assert self.plan.window is not None
             engine = ReencodeEngine(decoder, self.plan.window)
         else:
-            max_tokens = ids_BT.shape[1] + self.tokens - 1
+            max_tokens = ids_BT.shape[1] + self.continuation.tokens - 1
             engine = CachedEngine(decoder, self.plan.window, max_tokens, self.chunk)
-        sampler = Sampler(self.sampling, self.adapter.device)
+        sampler = Sampler(self.continuation.sampling, self.adapter.device)
         logits_BV = engine.read(ids_BT, positions)
-        for remaining in range(self.tokens - 1, -1, -1):
+        for remaining in range(self.continuation.tokens - 1, -1, -1):
             ids_B = sampler.choose(logits_BV)
             self.record(ids_B)
             if not remaining or all(self.finished):

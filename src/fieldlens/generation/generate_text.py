@@ -64,6 +64,7 @@ class GenerationOutput:
 def generate_text(
     model: str,
     request: GenerateRequest,
+    *,
     device: torch.device,
     dtype: torch.dtype,
     on_text: Callable[[str], None] = lambda text: None,

@@ -5,26 +5,24 @@ supports this is probed on a few tokens.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fieldlens.core.errors import BadInput, NonFiniteResult, OutOfMemory
-from fieldlens.core.memory import out_of_memory
+from fieldlens.core.errors import BadInput, NonFiniteResult, message_only, reraise_as_bad_input
 from fieldlens.generation.engine import CHUNK
-from fieldlens.generation.sampling import Sampling
+from fieldlens.generation.sampling import Continuation, TokenCallback
 from fieldlens.models.adapters.base import CLOSE, close
 from fieldlens.models.adapters.hf import HFAdapter, bytes_held
 from fieldlens.models.hf_compat import sliding_window_masks
+from fieldlens.models.hub import quiet_transformers
 from fieldlens.schemes.window import min_window
 
 OTHER_MODES = "use mode full or re-encode"
-
-Watch = Callable[[Tensor], None]
-"""Called with the next token of each row, (B,), as soon as it is sampled."""
 
 
 def sliding_cache(adapter: HFAdapter, window: int) -> Any:
@@ -94,10 +92,10 @@ def stands_alone(adapter: HFAdapter, padded: bool, reencode: bool) -> bool:
     ids_BT[1, :padding] = mask_BT[1, :padding] = 0
     inputs = ((ids_BT, mask_BT), (ids_BT[1:, padding:], mask_BT[1:, padding:]))
     logits = []
-    with _errors_as_bad_input(adapter.name), _default_generation_config(adapter.model), _quiet_transformers():
+    with _errors_as_bad_input(adapter.name), _default_generation_config(adapter.model), quiet_transformers(stderr=True):
         for ids, mask in inputs:
             options = {"use_cache": not reencode, "output_logits": True}
-            output = _generate(adapter, ids, mask, 2, Sampling(), frozenset(), lambda ids_B: None, **options)
+            output = _generate(adapter, ids, mask, Continuation(tokens=2), **options)
             logits.append(torch.cat(output.logits, 1)[-1])
     batched, alone = logits
     # half precision rounds differently in a row of another length; a row that reads padding is far off
@@ -108,65 +106,56 @@ def write(
     adapter: HFAdapter,
     ids_BT: Tensor,
     mask_BT: Tensor,
-    tokens: int,
+    continuation: Continuation,
+    *,
     window: int | None,
     reencode: bool,
-    sampling: Sampling,
-    ends: frozenset[int],
-    watch: Watch,
 ) -> int | None:
-    """Continue each row by up to `tokens` tokens, with a cache or by re-encoding the last tokens.
+    """Continue each row, with a cache or by re-encoding the last tokens.
 
     Returns the size of the cache in bytes at the end, or None if it is unknown.
     """
     with (
         _errors_as_bad_input(adapter.name),
-        _seeded(sampling.seed, adapter.device),
+        _seeded(continuation.sampling.seed, adapter.device),
         _default_generation_config(adapter.model),
-        _quiet_transformers(),
+        quiet_transformers(stderr=True),
     ):
         if reencode:
             assert window is not None
-            return _write_reencoding(adapter, ids_BT, mask_BT, tokens, window, sampling, ends, watch)
+            return _write_reencoding(adapter, ids_BT, mask_BT, continuation, window)
         cache = None if window is None else sliding_cache(adapter, window)  # None: the model's default cache
         with sliding_window_masks(window):
             # some configurations disable the cache, and would then encode everything for each token
             options: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
             if window is not None and ids_BT.shape[1] > CHUNK:  # a mask of the whole prompt would be quadratic
                 options["prefill_chunk_size"] = CHUNK
-            output = _generate(adapter, ids_BT, mask_BT, tokens, sampling, ends, watch, **options)
+            output = _generate(adapter, ids_BT, mask_BT, continuation, **options)
         if cache is not None and output.past_key_values is not cache:
             raise BadInput(f"{adapter.name} switched to its own cache, which does not slide: {OTHER_MODES}")
     return bytes_held(output.past_key_values)
 
 
 def _write_reencoding(
-    adapter: HFAdapter,
-    ids_BT: Tensor,
-    mask_BT: Tensor,
-    tokens: int,
-    window: int,
-    sampling: Sampling,
-    ends: frozenset[int],
-    watch: Watch,
+    adapter: HFAdapter, ids_BT: Tensor, mask_BT: Tensor, continuation: Continuation, window: int
 ) -> int:
     """Encode the last `window` tokens from the beginning for each new token."""
+    single = replace(continuation, tokens=1, ends=frozenset())
     finished_B = torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)
-    for _ in range(tokens):
+    for _ in range(continuation.tokens):
         ids_BT, mask_BT = ids_BT[:, -window:], mask_BT[:, -window:]
-        output = _generate(adapter, ids_BT, mask_BT, 1, sampling, frozenset(), watch, use_cache=False)
+        output = _generate(adapter, ids_BT, mask_BT, single, use_cache=False)
         ids_BT = output.sequences
         mask_BT = torch.cat([mask_BT, torch.ones_like(mask_BT[:, :1])], 1)
-        finished_B |= torch.tensor([token in ends for token in ids_BT[:, -1].tolist()], device=ids_BT.device)
+        ended = [token in continuation.ends for token in ids_BT[:, -1].tolist()]
+        finished_B |= torch.tensor(ended, device=ids_BT.device)
         if bool(finished_B.all()):
             break
     return 0
 
 
-def _generate(
-    adapter: HFAdapter, ids_BT: Tensor, mask_BT: Tensor, tokens: int, sampling: Sampling, ends: frozenset[int],
-    watch: Watch, **options: Any,
-) -> Any:  # fmt: skip
+def _generate(adapter: HFAdapter, ids_BT: Tensor, mask_BT: Tensor, continuation: Continuation, **options: Any) -> Any:
+    sampling, ends = continuation.sampling, continuation.ends
     flags: dict[str, Any] = {"do_sample": False}
     if not sampling.greedy:
         flags = {
@@ -179,11 +168,11 @@ def _generate(
         ids_BT,
         logits_processor=_logits_processor(adapter.name, sampling.vocab_size),
         attention_mask=mask_BT,
-        max_new_tokens=tokens,
+        max_new_tokens=continuation.tokens,
         eos_token_id=sorted(ends) or None,
         pad_token_id=min(ends, default=0),
         return_dict_in_generate=True,
-        streamer=_streamer(watch),
+        streamer=_streamer(continuation.watch),
         **flags,
         **{name: value for name, value in options.items() if value is not None},
     )
@@ -205,7 +194,7 @@ def _logits_processor(name: str, vocab_size: int | None) -> Any:
     return LogitsProcessorList([Checked()])
 
 
-def _streamer(watch: Watch) -> Any:
+def _streamer(watch: TokenCallback) -> Any:
     from transformers.generation.streamers import BaseStreamer
 
     class Streamer(BaseStreamer):
@@ -223,17 +212,10 @@ def _streamer(watch: Watch) -> Any:
     return Streamer()
 
 
-@contextmanager
-def _errors_as_bad_input(name: str) -> Iterator[None]:
+def _errors_as_bad_input(name: str) -> AbstractContextManager[None]:
     """Convert errors of a transformers model to one line: some have limits that their configuration does not state."""
-    try:
-        yield
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
-        if isinstance(error, BadInput):
-            raise
-        message = " ".join(str(error).split()) or type(error).__name__
-        kind = OutOfMemory if out_of_memory(error) else BadInput
-        raise kind(f"{name} failed to generate: {message[:300]}") from error
+    catch = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
+    return reraise_as_bad_input(f"{name} failed to generate", catch, message_only)
 
 
 @contextmanager
@@ -242,19 +224,6 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Suppress the warnings of transformers."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 @contextmanager

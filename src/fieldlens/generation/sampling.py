@@ -1,6 +1,7 @@
 """Token sampling: greedy, or with temperature, top-k and top-p."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,20 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether to take the most likely token; true also if logits / temperature would overflow."""
         return self.effective_temperature < COLD
+
+
+TokenCallback = Callable[[Tensor], None]
+"""Called with the next token of each row, (B,), as soon as it is sampled."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """How each row is continued: by at most `tokens` tokens, or until one of `ends`."""
+
+    tokens: int
+    sampling: Sampling = Sampling()
+    ends: frozenset[int] = frozenset()
+    watch: TokenCallback = lambda ids_B: None
 
 
 class Sampler:

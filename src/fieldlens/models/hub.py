@@ -4,15 +4,14 @@ import io
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from fieldlens.core.errors import BadInput, FieldlensError
-from fieldlens.core.faults import machine_fault
+from fieldlens.core.errors import BadInput, message_only, reraise_as_bad_input
 from fieldlens.storage.atomic import hash_of
 from fieldlens.storage.content_cache import build, cache_folder
 from fieldlens.storage.folders import verified_manifest
@@ -36,7 +35,7 @@ def fetched_tokenizer(name: str) -> Path:
     from transformers.utils import cached_file
 
     offline = not hub_is_reachable()
-    with quiet_transformers(), _in_one_line(name):
+    with quiet_transformers(), loading(name):
         files = [
             cached_file(name, file, _raise_exceptions_for_missing_entries=False, local_files_only=offline)
             for file in ("tokenizer.json", "tokenizer_config.json")
@@ -68,7 +67,7 @@ def converted_tokenizer(
     key = {**key, **({"facts": facts} if facts else {})}
     folder = cache_folder() / "tokenizers" / digest(key)[:32]
     if verified_manifest(folder) is None:
-        with quiet_transformers(), _in_one_line(source):
+        with quiet_transformers(), loading(source):
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, use_fast=True, **settings)
 
         def write(target: Path) -> dict[str, Any]:
@@ -95,34 +94,28 @@ def hub_is_reachable() -> bool:
     return True
 
 
-@contextmanager
-def _in_one_line(name: str) -> Iterator[None]:
-    """Turn any error of a library into a `BadInput` with a message of one line."""
-    try:
-        yield
-    except FieldlensError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        if fault := machine_fault(error):
-            raise fault from error
-        message = " ".join(str(error).split()) or type(error).__name__
-        if message.startswith("Unrecognized configuration class"):  # followed by a list of all classes
-            message = "transformers has no causal language model for this configuration"
-        raise BadInput(f"{name} cannot be loaded: {message[:300]}") from error
+def loading(name: str) -> AbstractContextManager[None]:
+    """Turn any error while a model or tokenizer is loaded into one line."""
+    return reraise_as_bad_input(f"{name} cannot be loaded", explain=_explain)
+
+
+def _explain(error: BaseException) -> str:
+    message = message_only(error)
+    if message.startswith("Unrecognized configuration class"):  # followed by a list of all classes
+        return "transformers has no causal language model for this configuration"
+    return message
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Suppress the console output of transformers."""
+def quiet_transformers(stderr: bool = False) -> Iterator[None]:
+    """Suppress the console output of transformers, but not what others write to stderr if that is kept."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):  # some progress bars ignore the setting above
+        with nullcontext() if stderr else redirect_stderr(io.StringIO()):  # some progress bars ignore the setting above
             yield
     finally:
         logging.set_verbosity(level)

@@ -15,7 +15,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, check_causal, weights_hash
 from fieldlens.models.decoder import Decoder
-from fieldlens.models.hub import _in_one_line, hub_is_reachable, quiet_transformers, require_gguf
+from fieldlens.models.hub import hub_is_reachable, loading, quiet_transformers, require_gguf
 from fieldlens.models.model_folder import verify_model_folder
 from fieldlens.models.origin import Origin, find_model
 from fieldlens.models.size import check_config, check_weights
@@ -43,7 +43,7 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
     adapter = adapt(model.to(device), origin.name)
     adapter.named_dtype = _named_dtype(config)
     adapter.train_length = train_length or adapter.train_length
-    with _in_one_line(origin.text):
+    with loading(origin.text):
         check_causal(adapter)
     decoder = getattr(model, "decoder", None)
     spec = decoder.config.scheme if isinstance(decoder, Decoder) else None
@@ -134,7 +134,7 @@ def _pretrained(place: str, name: str, **settings: Any) -> tuple[Any, dict[str, 
     settings |= {"trust_remote_code": False, "output_loading_info": True}
     if "gguf_file" not in settings:
         settings["use_safetensors"] = True
-    with quiet_transformers(), _in_one_line(name):
+    with quiet_transformers(), loading(name):
         config = _config(place, settings)
         check_config(name, config, settings["dtype"])
         if Path(place).is_dir() and "gguf_file" not in settings:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import BadInput
@@ -28,6 +28,7 @@ from fieldlens.models.decoder import Config, Decoder
 from fieldlens.storage.provenance import provenance
 from fieldlens.storage.results import write_result
 from fieldlens.storage.sealed import digest, read_sealed
+from fieldlens.training.update import update
 
 KIND = "fieldlens parity"
 VERSION = 1
@@ -153,14 +154,9 @@ def train(trial: Trial) -> tuple[Decoder, int]:
         # the longer of two draws, so that long strings are more frequent
         bits_B = torch.randint(1, longest + 1, (task.batch, 2), generator=generator).amax(1)
         ids_BT, parity_B = strings(bits_B, generator)
-        for group in optimiser.param_groups:
-            group["lr"] = task.rate(step)
         loss = F.cross_entropy(answers(model, ids_BT, bits_B), parity_B)
-        optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        model.scheme.project()
+        update(model, [optimiser], step=step + 1, loss=float(loss.detach()), rate=task.rate(step), clip=1.0)
         if (step + 1) % task.look_every == 0:
             if longest < task.longest and accuracy(model, longest, 256, generator) > task.mastered:
                 longest += 1

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fieldlens.core.events import Progress, Watch
 from fieldlens.data.text import Text
 from fieldlens.evaluation.equivalence import Contrast, contrast, ratio
 from fieldlens.evaluation.evaluate import draw_anchors, evaluate
 from fieldlens.evaluation.protocols import protocol
 from fieldlens.evaluation.result import Evaluation, Plan
-from fieldlens.evaluation.runner import Watch
 from fieldlens.evaluation.statistics import finite
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.schemes.window import min_window
@@ -44,7 +44,7 @@ def probe(
         predictions = [_log_probabilities(adapter, cut_T, window) for cut_T in cut_rows]
         losses.append([-float(log_p_V[target]) for log_p_V in predictions])
         divergences.append([float((full_V.exp() * (full_V - log_p_V)).sum()) for log_p_V in predictions])
-        watch({"done": number, "total": len(rows), "what": "probe"})
+        watch(Progress(number, len(rows), "probe"))
     return {
         "cuts": cuts,
         "loss": np.mean(losses, 0).tolist(),

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.events import Estimate, Stage, Warned, Watch, ignore
 from fieldlens.data.text import Text
 from fieldlens.data.tokenizer import load_tokenizer
 from fieldlens.evaluation.evaluate import check as check_text
 from fieldlens.evaluation.protocols import Anchor, draw, eligible, protocol
 from fieldlens.evaluation.result import Plan
-from fieldlens.evaluation.runner import Watch
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, unique_names
@@ -39,12 +39,22 @@ JOURNAL = "measure-{}.part"
 """Name of the file that keeps the segments of an interrupted measurement."""
 
 
+class _Context(NamedTuple):
+    """Where models are computed, and who is told about the progress."""
+
+    device: torch.device
+    dtype: torch.dtype
+    watch: Watch
+    journals: Path | None
+
+
 def measure_all(
     models: Sequence[str],
     request: MeasureRequest,
+    *,
     device: torch.device,
     dtype: torch.dtype,
-    watch: Watch = lambda event: None,
+    watch: Watch = ignore,
     journals: Path | None = None,
 ) -> list[Measurement]:
     """Measure models one after another; all models and texts are checked first.
@@ -58,7 +68,7 @@ def measure_all(
             raise BadInput(f"{origin.text} diverged during training: there is no model to measure")
     texts = read_texts(origins, request.text, request.corpus, request.split)
     return [
-        _measure(origin, name, texts[origin.tokenizer], request, device, dtype, watch, journals)
+        _measure(origin, name, texts[origin.tokenizer], request, _Context(device, dtype, watch, journals))
         for origin, name in zip(origins, unique_names(origins), strict=True)
     ]
 
@@ -68,12 +78,10 @@ def _measure(
     name: str,
     text: Text,
     request: MeasureRequest,
-    device: torch.device,
-    dtype: torch.dtype,
-    watch: Watch,
-    journals: Path | None,
+    context: _Context,
 ) -> Measurement:
-    watch({"stage": name})
+    device, dtype, watch, journals = context
+    watch(Stage(name))
     model = load(origin, device, dtype, request.train_length)
     adapter = model.adapter
     targets = request.targets if request.check else 0
@@ -92,9 +100,16 @@ def _measure(
     gradients = GradientRunner(adapter, text, length, request, watch)
     norms_NT = gradients.norms(anchors, Journal(journal) if journal else None)
     hook = gradients.embedding_hook
-    field = ReceptiveField(norms_NT, request.average, name, adapter.train_length, text.bos is not None, hook.reason)
+    field = ReceptiveField(
+        norms_NT,
+        average=request.average,
+        name=name,
+        train_length=adapter.train_length,
+        bos=text.bos is not None,
+        reason=hook.reason,
+    )
     if hook.has_other_inputs:
-        watch({"warning": f"{name} {BESIDES}"})
+        watch(Warned(f"{name} {BESIDES}"))
     details = not field.status and not request.plain
     layers = gradients.layers(anchors[:LAYER_SEGMENTS]) if details else {}
     heats = gradients.heats(anchors[len(anchors) // 2], load_tokenizer(origin.tokenizer)) if details else []
@@ -137,7 +152,7 @@ def remove_journals(folder: Path) -> None:
 
 def _without_estimates(watch: Watch) -> Watch:
     """Drop estimates: the first one already includes the check."""
-    return lambda event: None if "estimate" in event else watch(event)
+    return lambda event: None if isinstance(event, Estimate) else watch(event)
 
 
 def _default_length(adapter: ModelAdapter, text: Text, segments: int) -> int:
@@ -169,7 +184,7 @@ def theoretical(adapter: ModelAdapter, window: int | None, norms_NT: np.ndarray)
 
 def _check(adapter: ModelAdapter, text: Text, length: int, request: MeasureRequest) -> None:
     """Raise BadInput if the model or the text cannot be measured at this length."""
-    plan = Plan(protocol("last-token"), (length,), request.segments, 0, request.window, text.bos)
+    plan = Plan(protocol("last-token"), (length,), request.segments, window=request.window, bos=text.bos)
     check_text(adapter, text.documents, plan)
     longest = max(len(ids) for ids in text.documents)
     if longest < MIN_TOKENS:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fieldlens.core.errors import BadInput, OutOfMemory
+from fieldlens.core.events import Estimate, Progress, Watch
 from fieldlens.core.memory import free_memory, out_of_memory
 from fieldlens.data.text import Text
 from fieldlens.data.tokenizer import token_texts
 from fieldlens.evaluation.protocols import Anchor
-from fieldlens.evaluation.runner import Watch
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.cost import SHARE, backward, forward
 from fieldlens.receptive.input_gradients import EmbeddingHook, embedding_hook
@@ -113,7 +113,7 @@ class GradientRunner:
         passes = 2 * request.segments * request.probe
         passes += (2 + self.length.bit_length()) * request.targets * request.check
         operations = self.total * gradient_cost + passes * forward_cost
-        self.watch({"estimate": operations / rate, "memory": self.memory})
+        self.watch(Estimate(operations / rate, self.memory))
 
     def _rate(self, tokens: int) -> float:
         """Operations per second of a gradient at the given number of tokens."""
@@ -150,7 +150,7 @@ class GradientRunner:
 
     def _advance(self, gradients: float, stage: str) -> None:
         self.done += gradients
-        self.watch({"done": self.done, "total": self.total, "what": stage})
+        self.watch(Progress(self.done, self.total, stage))
 
     def layers(self, anchors: Sequence[Anchor]) -> dict[int, np.ndarray]:
         """Shares at the outputs of the chosen layers (numbered from 1), averaged over segments."""

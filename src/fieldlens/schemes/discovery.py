@@ -10,11 +10,11 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from fieldlens import schemes
 from fieldlens.core.errors import BadInput, reraise_as_bad_input
 from fieldlens.schemes import base
 from fieldlens.schemes.base import Scheme
 
+PACKAGE = "fieldlens.schemes"
 PLUGINS = "FIELDLENS_PLUGINS"
 """Environment variable: Python files or modules that define schemes, separated like PATH."""
 
@@ -28,8 +28,8 @@ def registry() -> dict[str, type[Scheme]]:
 @cache
 def _discover(plugins: str) -> None:
     """Import all modules that declare schemes; again only if FIELDLENS_PLUGINS changes."""
-    for module in pkgutil.iter_modules(schemes.__path__):
-        importlib.import_module(f"{schemes.__name__}.{module.name}")
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{PACKAGE}.{module.name}")
     for point in entry_points(group="fieldlens.schemes"):
         with reraise_as_bad_input(f"cannot import the installed plugin {point.value}"):
             point.load()
@@ -64,4 +64,4 @@ def _load_file(plugin: str) -> None:
 
 def is_built_in(cls: type[Scheme]) -> bool:
     """Whether a scheme is defined in this package."""
-    return cls.__module__.startswith(f"{schemes.__name__}.")
+    return cls.__module__.startswith(f"{PACKAGE}.")

@@ -57,10 +57,10 @@ class Controller:
         machine: Machine,
         corpora: Path | None = None,
         time_limit: float = 1800.0,
-        watch: Callable[[], None] = lambda: None,
+        refresh: Callable[[], None] = lambda: None,
     ) -> None:
         self.study, self.paths, self.make_executor, self.machine = study, paths, make_executor, machine
-        self.corpora, self.time_limit, self.watch = corpora, time_limit, watch
+        self.corpora, self.time_limit, self.refresh = corpora, time_limit, refresh
         self.texts = dict(study.pins)
         """The required fingerprint of each corpus."""
         self.attempts: dict[str, _Attempt] = {}
@@ -96,7 +96,7 @@ class Controller:
                     self._start_jobs(executor)
                     time.sleep(POLL)
                     self._collect_jobs(executor)
-                    self.watch()
+                    self.refresh()
             finally:
                 self._stop_workers()
                 executor.close()

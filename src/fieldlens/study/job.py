@@ -20,6 +20,7 @@ import torch
 
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import BadInput, FieldlensError
+from fieldlens.core.events import Event, Progress, TrainingStep
 from fieldlens.data.corpus import open_corpus
 from fieldlens.data.text import read_text
 from fieldlens.data.tokens import tokenize
@@ -39,7 +40,7 @@ from fieldlens.study.result_folder import RECORD
 from fieldlens.study.state import StudyPaths, state_of
 from fieldlens.training.loop import train
 from fieldlens.training.recipe import Recipe, RunOptions
-from fieldlens.training.trainer import Diverged
+from fieldlens.training.update import Diverged
 
 SAVE_EVERY = 50
 """Maximum number of steps between checkpoints, which is what a killed worker loses."""
@@ -53,7 +54,7 @@ PREPARING = "prepare"
 """The stage that tokenizes the corpus. It reports no progress and may take long."""
 
 
-class Progress:
+class JobProgress:
     """The progress of a job, written to a file that other processes read."""
 
     def __init__(self, paths: StudyPaths, job: Job) -> None:
@@ -102,16 +103,13 @@ class Progress:
         )  # not worth an fsync
         os.replace(temporary, self.path)
 
-    def step(self, row: dict[str, Any]) -> None:
-        """Report a training step."""
-        if "step" in row:
-            self.tell(row["step"] / row["steps"], step=row["step"], steps=row["steps"], loss=finite(row["loss"]))
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Report an event of an evaluation or a measurement."""
-        if "done" in event:
+    def watch(self, event: Event) -> None:
+        """Report an event of a training, an evaluation or a measurement."""
+        if isinstance(event, TrainingStep):
+            self.tell(event.step / event.steps, step=event.step, steps=event.steps, loss=finite(event.loss))
+        elif isinstance(event, Progress):
             number, count = self.part
-            self.tell((number + event["done"] / event["total"]) / count)
+            self.tell((number + event.done / event.total) / count)
 
 
 def perform(job: Job, paths: StudyPaths, corpus: str, machine: Machine) -> None:
@@ -122,7 +120,7 @@ def perform(job: Job, paths: StudyPaths, corpus: str, machine: Machine) -> None:
         if state_of(job, paths, {job.recipe.corpus: text}, locks=False) == "done":
             return
         _discard_other_text(text, work)
-        progress = Progress(paths, job)
+        progress = JobProgress(paths, job)
         recipe = dataclasses.replace(job.recipe, corpus=corpus)
         with progress.at(PREPARING):  # not counted as training: the first job tokenizes for all
             tokenizer = Path(recipe.tokenizer) if recipe.tokenizer else None
@@ -144,7 +142,9 @@ def perform(job: Job, paths: StudyPaths, corpus: str, machine: Machine) -> None:
         if job.measurement is not None:
             with progress.at("measure"):
                 measure_request = MeasureRequest(**job.measurement, corpus=corpus)
-                (measurement,) = measure_all([str(work)], measure_request, device, dtype, progress.event, work)
+                (measurement,) = measure_all(
+                    [str(work)], measure_request, device=device, dtype=dtype, watch=progress.watch, journals=work
+                )
         _finish(job, paths, run, text, evaluations, measurement)
         remove_journals(work)
 
@@ -172,7 +172,7 @@ def _discard_other_text(text: str, work: Path) -> None:
     mark.write_text(text)
 
 
-def _train(recipe: Recipe, work: Path, machine: Machine, progress: Progress) -> None:
+def _train(recipe: Recipe, work: Path, machine: Machine, progress: JobProgress) -> None:
     with suppress(Diverged):  # recorded in the result
         train(
             recipe,
@@ -180,16 +180,17 @@ def _train(recipe: Recipe, work: Path, machine: Machine, progress: Progress) -> 
             resume=True,
             machine=machine,
             options=RunOptions(save_every=max(1, min(SAVE_EVERY, recipe.steps // 4))),
-            watch=progress.step,
+            watch=progress.watch,
         )
 
 
 def _evaluate(
-    request: dict[str, Any], corpus: str, work: Path, device: torch.device, dtype: torch.dtype, progress: Progress
+    request: dict[str, Any], corpus: str, work: Path, device: torch.device, dtype: torch.dtype, progress: JobProgress
 ) -> Evaluation:
     ((_, evaluation),) = evaluate_all(
-        [str(work)], EvalRequest(corpus, **request_fields(request)), work / "evaluations", device, dtype, progress.event
-    )
+        [str(work)], EvalRequest(corpus, **request_fields(request)), out=work / "evaluations",
+        device=device, dtype=dtype, watch=progress.watch,
+    )  # fmt: skip
     return evaluation
 
 

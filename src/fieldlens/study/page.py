@@ -152,7 +152,9 @@ def _perplexity(key: ComparisonKey, comparison: Comparison) -> list[report.Block
     series = []
     for line, (colour, marker) in zip(lines, colours, strict=True):
         low, high = (line.low, line.high) if line.label in several else (None, None)
-        series.append(report.Series(line.label, line.lengths, line.middle, colour, marker, low, high, group=line.label))
+        series.append(
+            report.Series(line.label, line.lengths, line.middle, colour, marker, low=low, high=high, group=line.label)
+        )
     trained = sorted({line.train_length for line in lines if line.train_length})
     marks = [report.Mark(length, "training length") for length in trained]
     chart = report.chart(
@@ -244,7 +246,7 @@ def _curve(name: str, measurement: Measurement, colour: str) -> report.Series:
     low, middle, high = (
         [float(f"{values[n - 1]:.5g}") for n in points] for values in (curve.low, curve.middle, curve.high)
     )
-    return report.Series(name, points, middle, colour, "", low, high, group=name)
+    return report.Series(name, points, middle, colour, low=low, high=high, group=name)
 
 
 def _thinned(length: int, count: int = 400) -> list[int]:

@@ -15,7 +15,8 @@ import torch
 from fieldlens.core import distributed as processes
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import BadInput, FieldlensError, OutOfMemory
-from fieldlens.core.memory import out_of_memory
+from fieldlens.core.events import Estimate, Note, TrainingStep, Warned, Watch, ignore
+from fieldlens.core.memory import out_of_memory, peak_memory
 from fieldlens.data.batches import batch_at
 from fieldlens.data.corpus import BUILT_IN, open_corpus
 from fieldlens.data.tokens import TokenizedCorpus, tokenize, unigram_perplexity
@@ -28,7 +29,8 @@ from fieldlens.storage.run_dir import Run
 from fieldlens.storage.sealed import digest
 from fieldlens.storage.writable import check_folder
 from fieldlens.training.recipe import Recipe, RunOptions, experiment
-from fieldlens.training.trainer import Diverged, Trainer, check_shape
+from fieldlens.training.trainer import Trainer, check_shape
+from fieldlens.training.update import Diverged
 
 
 class Stopped(FieldlensError):
@@ -64,7 +66,7 @@ def train(
     resume: bool = False,
     machine: Machine = Machine(),  # noqa: B008
     options: RunOptions = RunOptions(),  # noqa: B008
-    watch: Callable[[dict[str, Any]], None] = lambda row: None,
+    watch: Watch = ignore,
 ) -> dict[str, Any]:
     """Train a decoder into a run folder and return the final status. `watch` receives each step and validation."""
     check_folder(folder)
@@ -83,7 +85,9 @@ def train(
             status = run.read(run.status)
             if status.get("state") == "diverged" or (status.get("state") == "finished" and is_whole(run.model)):
                 return status if world.leads else {}
-            trainer = Trainer(recipe, tokens, device, dtype, world, options.checkpointing, options.compile)
+            trainer = Trainer(
+                recipe, tokens, device, dtype, world, checkpointing=options.checkpointing, compile=options.compile
+            )
             check_dtype(run, config, trainer)
             checkpoint = newest_checkpoint(run.checkpoints)
             if checkpoint is not None:
@@ -91,9 +95,9 @@ def train(
             world.wait()  # every process has read the checkpoint before one of them writes
             if world.leads:
                 for problem in checkpoint[2] if checkpoint else []:
-                    watch({"warning": f"{problem}; the previous checkpoint is used"})
+                    watch(Warned(f"{problem}; the previous checkpoint is used"))
                 if checkpoint is None and checkpoints_in(run.checkpoints):
-                    watch({"warning": "no checkpoint is intact; training starts over"})
+                    watch(Warned("no checkpoint is intact; training starts over"))
                 run.write(run.data, {"place": _place(recipe.corpus), **tokens.manifest})
                 run.write(run.config, _continued(config, describe(recipe, tokens, identity, trainer, options), trainer))
                 run.rewind(trainer.step)
@@ -191,13 +195,11 @@ def describe(
     }
 
 
-def loop(
-    trainer: Trainer, run: Run, tokens: TokenizedCorpus, options: RunOptions, watch: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
+def loop(trainer: Trainer, run: Run, tokens: TokenizedCorpus, options: RunOptions, watch: Watch) -> dict[str, Any]:
     """Train until the recipe is done, a signal arrives, or the loss diverges."""
     recipe, leads = trainer.recipe, trainer.world.leads
     every = options.validate_every or max(1, recipe.steps // 10)
-    saved, start, begun = trainer.step, trainer.step, time.perf_counter()
+    saved, report = trainer.step, _StepReport(recipe, trainer.step, watch)
     purge = {"purge_step": trainer.step + 1} if trainer.step else {}  # repeated steps replace the earlier ones
     writer = _writer_class()(str(run.folder / "track"), **purge) if options.track and leads else None
     if leads:
@@ -212,8 +214,7 @@ def loop(
                 run.log(row)
                 if writer is not None:
                     _track(writer, row)
-                speed = (trainer.step - start) * recipe.batch * recipe.length / (time.perf_counter() - begun)
-                watch({**row, "steps": recipe.steps, "tokens_per_second": speed})
+                report(row)
             done = trainer.step == recipe.steps
             if done or stop or trainer.step - saved >= options.save_every:
                 trainer.check_weights()
@@ -227,6 +228,28 @@ def loop(
                     run.write_status("stopped", step=trainer.step)
                 raise Stopped(stop, trainer.step)
     return finish(trainer, run, tokens) if leads else {}
+
+
+class _StepReport:
+    """Reports each step with its speed, and after the second step an estimate of the time left and the memory."""
+
+    def __init__(self, recipe: Recipe, step: int, watch: Watch) -> None:
+        self.recipe, self.watch, self.start, self.began = recipe, watch, step, time.perf_counter()
+        self.first: tuple[int, float] | None = None
+        """Number and time of the first step, which is left out of the estimate: it includes the warm-up."""
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        now, step, left = time.perf_counter(), row["step"], self.recipe.steps - row["step"]
+        if self.first is None:
+            self.first = step, now
+            fields = " ".join(f"{key}={value}" for key, value in dataclasses.asdict(self.recipe).items())
+            self.watch(Note(f"recipe: {fields}"))
+        elif step == self.first[0] + 1:
+            self.watch(Estimate((now - self.first[1]) * left, peak_memory(), with_weights=True))
+        seconds = (now - self.began) / (step - self.start)
+        speed = self.recipe.batch * self.recipe.length / seconds
+        validation = row.get("validation_perplexity")
+        self.watch(TrainingStep(step, self.recipe.steps, row["loss"], speed, seconds * left, validation))
 
 
 @contextmanager

@@ -12,23 +12,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fieldlens.core.distributed import World
-from fieldlens.core.errors import FieldlensError
 from fieldlens.data.batches import batch_at
 from fieldlens.data.tokens import TokenizedCorpus
 from fieldlens.models.decoder import Config, Decoder
 from fieldlens.schemes.validation import check_scheme
 from fieldlens.training.loss import LARGEST, cross_entropy
-from fieldlens.training.optimisers import make_optimisers, optimiser_tensors, restore_optimisers, step_all
+from fieldlens.training.optimisers import make_optimisers, optimiser_tensors, restore_optimisers
 from fieldlens.training.recipe import Recipe
+from fieldlens.training.update import Diverged, update
 
 VALIDATION_TOKENS, VALIDATION_BATCHES = 16_384, 8
 """Upper bounds of a validation, in tokens and in batches."""
-
-
-class Diverged(FieldlensError):
-    """The loss or its gradient became NaN or inf."""
-
-    exit_code = 3
 
 
 class Objective(nn.Module):
@@ -90,12 +84,8 @@ class Trainer:
     def advance(self) -> dict[str, Any]:
         """One optimiser step. Raises Diverged, without an update, if the gradient is not finite."""
         loss = self.gradient()
-        norm = float(nn.utils.clip_grad_norm_(self.decoder.parameters(), self.recipe.clip))
         rate = self.recipe.rate(self.step)
-        if not np.isfinite(norm) or not np.isfinite(loss):
-            raise Diverged(f"step {self.step + 1}: loss {loss}, gradient norm {norm}: diverged, nothing was updated")
-        step_all(self.optimisers, rate)
-        self.decoder.scheme.project()
+        norm = update(self.decoder, self.optimisers, step=self.step + 1, loss=loss, rate=rate, clip=self.recipe.clip)
         self.step += 1
         return {"step": self.step, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
 

@@ -20,7 +20,7 @@ def perplexity_chart(measurements: Sequence[Measurement], colours: Colours) -> l
         name, (colour, marker) = measurement.name, colours[id(measurement)]
         points = check.contexts.rows()
         lengths, middle, low, high = ([row[key] for row in points] for key in ("length", "perplexity", "low", "high"))
-        series.append(report.Series(f"{name}, context", lengths, middle, colour, marker, low, high))
+        series.append(report.Series(f"{name}, context", lengths, middle, colour, marker, low=low, high=high))
         if check.windows:
             perplexities = [evaluation.table[check.longest] for evaluation in check.windows.values()]
             widths = list(check.windows)
