@@ -16,7 +16,7 @@ from fieldlens import cli
 from fieldlens.core.errors import BadInput, reraise_as_bad_input
 from fieldlens.core.faults import machine_fault
 from fieldlens.core.memory import free_memory, total_memory
-from fieldlens.models.hub import _in_one_line
+from fieldlens.models.hub import loading
 from fieldlens.storage.folders import build_folder
 from fieldlens.storage.results import read_arrays
 
@@ -54,7 +54,7 @@ def test_allocations_that_fail_are_known() -> None:
             assert isinstance(machine_fault(caught.value), MemoryError), caught.value
 
 
-@pytest.mark.parametrize("wrapper", [reraise_as_bad_input, _in_one_line])
+@pytest.mark.parametrize("wrapper", [reraise_as_bad_input, loading])
 def test_what_turns_errors_into_bad_input_lets_faults_pass(wrapper: Any) -> None:
     for error, kind in ((MemoryError("no"), MemoryError), (FULL, OSError), (ValueError("bad"), BadInput)):
         with pytest.raises(kind), wrapper("it"):
@@ -84,7 +84,7 @@ def test_arrays_that_do_not_fit_are_not_called_damaged(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory"), FULL, OSError(errno.EIO, "x")])
-def test_the_command_line_says_it_in_one_line(
+def test_the_command_line_says_itloading(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -462,10 +463,10 @@ def test_a_measurement_that_fails_at_any_change_to_the_disk_goes_on_where_it_was
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computed: list[int]
 ) -> None:
     request = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=3, plain=True, check=True, targets=5)
-    options = ([str(home / "alibi")], request, torch.device("cpu"), torch.float32)
-    (whole,) = measure_all(*options)
+    measured = partial(measure_all, [str(home / "alibi")], request, device=torch.device("cpu"), dtype=torch.float32)
+    (whole,) = measured()
     monkeypatch.setattr(atomic, "_changes", 0)
-    measure_all(*options, journals=tmp_path / "counted")
+    measured(journals=tmp_path / "counted")
     changes = atomic._changes
     assert changes > 3 * 3
     for number in (*range(1, 10), *range(10, changes, 9)):
@@ -473,9 +474,9 @@ def test_a_measurement_that_fails_at_any_change_to_the_disk_goes_on_where_it_was
         monkeypatch.setattr(atomic, "_changes", 0)
         monkeypatch.setenv(atomic.FAILPOINT, f"{number}:ENOSPC")
         with pytest.raises(OSError, match="No space left"):
-            measure_all(*options, journals=tmp_path / str(number))
+            measured(journals=tmp_path / str(number))
         monkeypatch.delenv(atomic.FAILPOINT)
-        (resumed,) = measure_all(*options, journals=tmp_path / str(number))
+        (resumed,) = measured(journals=tmp_path / str(number))
         assert sum(computed) <= 4, f"at change {number}: {sum(computed)} segments were computed instead of 3"
         assert resumed.to_json() == whole.to_json()
         assert np.array_equal(resumed.field.norms_NT, whole.field.norms_NT)
@@ -504,8 +505,8 @@ def test_a_resumed_measurement_keeps_why_segments_are_undefined(home: Path, tmp_
         {name: torch.zeros_like(value) for name, value in weights.items()}, tmp_path / "dead" / "model.safetensors"
     )
     (tmp_path / "dead" / "manifest.json").unlink()
-    options = ([str(tmp_path / "dead")], request, torch.device("cpu"), torch.float32)
-    first, again = (measure_all(*options, journals=tmp_path / "out")[0].field for _ in range(2))
+    measured = partial(measure_all, [str(tmp_path / "dead")], request, device=torch.device("cpu"), dtype=torch.float32)
+    first, again = (measured(journals=tmp_path / "out")[0].field for _ in range(2))
     assert "does not depend on the text" in first.status
     assert again.status == first.status
 
@@ -513,5 +514,7 @@ def test_a_resumed_measurement_keeps_why_segments_are_undefined(home: Path, tmp_
 def test_segments_of_another_length_or_model_are_not_reused(home: Path, tmp_path: Path) -> None:
     for length, model in ((64, "alibi"), (65, "alibi"), (64, "none:window=4")):
         request = MeasureRequest(corpus=str(home / "corpus"), length=length, segments=2, plain=True)
-        measure_all([str(home / model)], request, torch.device("cpu"), torch.float32, journals=tmp_path / "out")
+        measure_all(
+            [str(home / model)], request, device=torch.device("cpu"), dtype=torch.float32, journals=tmp_path / "out"
+        )
     assert len(list((tmp_path / "out").glob("measure-*.part"))) == 3

@@ -59,17 +59,17 @@ def every_block(text: str) -> list[report.Block]:
     """One block of each kind, with `text` in every place for text."""
     line = Series(text, [1, 2], [0.5, None], text, text, [0.4, None], [0.6, None], group=text)
     blocks = [
-        report.heading(text),
-        report.text(text, text),
-        report.note("info", text),
-        report.note("warning", text),
-        report.cards(Card(text, text, text, text), Card(text, text)),
-        report.chart(text, Axis(text, toggle=True), Axis(text), [line], [Mark(1, text), Mark(0.5, text, "y")], text),
-        report.table([text, text], [[text, text]], text, [text], {text: text}),
-        report.heat(text, [text, text], [0.25, 0.75], text, text, text),
-        report.code(text, text),
+        report.Heading(text),
+        report.Text([text, text]),
+        report.Note("info", [text]),
+        report.Note("warning", [text]),
+        report.Cards([Card(text, text, text, text), Card(text, text)]),
+        report.Chart(text, Axis(text, toggle=True), Axis(text), [line], [Mark(1, text), Mark(0.5, text, "y")], text),
+        report.DataTable([text, text], [[text, text]], text, [text], {text: text}),
+        report.Heat(text, [text, text], [0.25, 0.75], text, text, text),
+        report.Code(text, text),
     ]
-    return [*blocks, report.tabs(text, {text: blocks}), report.details(text, blocks)]
+    return [*blocks, report.Tabs(text, {text: blocks}), report.Details(text, blocks)]
 
 
 def through_json(value: Any) -> Any:
@@ -88,7 +88,7 @@ def test_any_text_comes_back(text: str) -> None:
     blocks = every_block(text)
     page = report.page(text, text, blocks, {text: text})
     page.encode()
-    assert Page(page).data == through_json({"blocks": blocks, "footer": [[text, text]]})
+    assert Page(page).data == through_json({"blocks": [block.to_json() for block in blocks], "footer": [[text, text]]})
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -141,8 +141,8 @@ def test_nothing_comes_from_elsewhere() -> None:
 def test_nan_and_inf_are_null() -> None:
     nan, inf = float("nan"), float("inf")
     line = Series("a", [3, 1, nan, 2], [nan, 0.1, 5, None], "#000000", low=[inf, -inf, 5, 0], high=[1, 2, 5, 3])
-    block = report.chart("t", Axis("x", low=nan), Axis("y", high=inf), [line], [Mark(nan, "m")])
-    heat = report.heat("t", ["a", "b"], [nan, 1.0], "c", "#000000")
+    block = report.Chart("t", Axis("x", low=nan), Axis("y", high=inf), [line], [Mark(nan, "m")])
+    heat = report.Heat("t", ["a", "b"], [nan, 1.0], "c", "#000000")
     blocks = Page(report.page("t", "s", [block, heat], {})).data["blocks"]
     (series,) = blocks[0]["series"]
     assert (series["x"], series["y"]) == ([1, 2, 3], [0.1, None, None])  # in the order of x
@@ -152,7 +152,7 @@ def test_nan_and_inf_are_null() -> None:
 
 
 def test_numbers_keep_seven_digits() -> None:
-    block = report.chart("t", Axis("x"), Axis("y"), [Series("a", [1.0, 2048.0], [1 / 3, 1e300], "#000000")])
+    block = report.Chart("t", Axis("x"), Axis("y"), [Series("a", [1.0, 2048.0], [1 / 3, 1e300], "#000000")]).to_json()
     assert block["series"][0]["x"] == [1, 2048]
     assert block["series"][0]["y"] == [0.3333333, 1e300]
     assert all(isinstance(x, int) for x in block["series"][0]["x"])
@@ -167,7 +167,7 @@ def test_columns_of_numbers_are_detected() -> None:
         "word": ["yes", "no"],
         "version": ["2.10.1, CPU, float32", "0.1.0 (commit 3f2a9c1)"],
     }
-    block = report.table(list(columns), list(zip(*columns.values(), strict=True)))
+    block = report.DataTable(list(columns), list(zip(*columns.values(), strict=True))).to_json()
     assert [name for name, numeric in zip(columns, block["numeric"], strict=True) if numeric] == [
         "number",
         "unit",
@@ -177,11 +177,11 @@ def test_columns_of_numbers_are_detected() -> None:
 
 def test_lengths_must_match() -> None:
     with pytest.raises(AssertionError):
-        report.chart("t", Axis("x"), Axis("y"), [Series("a", [1, 2], [1], "#000000")])
+        report.Chart("t", Axis("x"), Axis("y"), [Series("a", [1, 2], [1], "#000000")]).to_json()
     with pytest.raises(AssertionError):
-        report.table(["a", "b"], [["1"]])
+        report.DataTable(["a", "b"], [["1"]]).to_json()
     with pytest.raises(AssertionError):
-        report.heat("t", ["a"], [], "b", "#000000")
+        report.Heat("t", ["a"], [], "b", "#000000").to_json()
 
 
 def test_an_empty_page_is_small() -> None:

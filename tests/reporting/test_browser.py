@@ -12,7 +12,7 @@ from fieldlens.reporting.blocks import Axis, Block, Card, Mark, Series
 
 
 def chart(series: Sequence[Series], x: Axis | None = None, y: Axis | None = None, **more: Any) -> Block:
-    return report.chart("Chart", x or Axis("x"), y or Axis("y"), series, **more)
+    return report.Chart("Chart", x or Axis("x"), y or Axis("y"), series, **more)
 
 
 def line(name: str = "a", points: int = 11, slope: float = 2, **more: Any) -> Series:
@@ -50,7 +50,7 @@ def everything() -> list[Block]:
         for n, colour in ((1, "#0072B2"), (2, "#000000"))
     ]
     words = ["It", " was", " a", " bright", " cold", " day", " in", " April", ",", "\n"] * 20
-    heats = {f"text {n}": [report.heat(f"Text {n}", words, [0.1 / n] * 200, " end", "#D55E00")] for n in (1, 2)}
+    heats = {f"text {n}": [report.Heat(f"Text {n}", words, [0.1 / n] * 200, " end", "#D55E00")] for n in (1, 2)}
     marks = [Mark(1024, "the training length of model 1"), Mark(1100, "the training length of model 2")]
     marks += [Mark(0.99, "99 %", "y"), Mark(0.98, "98 %", "y")]
     tokens, shares = (
@@ -59,15 +59,17 @@ def everything() -> list[Block]:
     )
     columns = ["model", *[f"a long column name {n}" for n in range(12)]]
     return [
-        report.text("Some **bold** words, and `code --with=options`, and more, so that a line breaks on a phone."),
-        report.cards(*[Card("1,411", "tokens for 99 %", "1,326 – 1,509", "#0072B2")] * 8),
-        report.note("warning", "Careful."),
-        report.heading("Charts"),
+        report.Text(["Some **bold** words, and `code --with=options`, and more, so that a line breaks on a phone."]),
+        report.Cards([*[Card("1,411", "tokens for 99 %", "1,326 – 1,509", "#0072B2")] * 8]),
+        report.Note("warning", ["Careful."]),
+        report.Heading("Charts"),
         chart(lines, tokens, shares, marks=marks, caption="A caption."),
-        report.table(columns, [["m" * 30, *["1234.5"] * 12]], "Table", ["A note."], {"Markdown": "|", "LaTeX": "&"}),
-        report.tabs("Tabs", heats),
-        report.code("a very long line of code " * 20, "Code"),
-        report.details("Details", [report.text("Hidden."), chart(lines)]),
+        report.DataTable(
+            columns, [["m" * 30, *["1234.5"] * 12]], "Table", ["A note."], {"Markdown": "|", "LaTeX": "&"}
+        ),
+        report.Tabs("Tabs", heats),
+        report.Code("a very long line of code " * 20, "Code"),
+        report.Details("Details", [report.Text(["Hidden."]), chart(lines)]),
     ]
 
 
@@ -281,7 +283,7 @@ def test_charts_are_described(show: Open) -> None:
 def test_a_heat_map_reads_its_tokens(show: Open) -> None:
     tokens = ["One", " line\n", "\t", "   ", "next", "\x1b", "\u202e", "", " last"]
     shares = [0.5, 0.25, 0.125, 0, 0.0005, 0, 0, 0, 0.1245]
-    page = show(report.heat("Heat", tokens, shares, " target", "#000000", "A caption."), color_scheme="dark")
+    page = show(report.Heat("Heat", tokens, shares, " target", "#000000", "A caption."), color_scheme="dark")
     cells = page.locator(".tokens .token")
     expected = ["One", " line↵\n", "⇥\t", "···", "next", "ESC", "U+202E", "∅", " last", " target"]
     assert cells.all_text_contents() == expected
@@ -303,13 +305,13 @@ def test_a_heat_map_reads_its_tokens(show: Open) -> None:
 
 
 def test_a_long_heat_map_opens_at_its_end(show: Open) -> None:
-    page = show(report.heat("Heat", ["word "] * 4000, [1 / 4000] * 4000, " target", "#0072B2"))
+    page = show(report.Heat("Heat", ["word "] * 4000, [1 / 4000] * 4000, " target", "#0072B2"))
     frame, target = page.locator(".tokens").bounding_box(), page.locator(".target").bounding_box()
     assert frame["y"] < target["y"] < frame["y"] + frame["height"] < frame["y"] + 500
 
 
 def test_tabs(show: Open) -> None:
-    page = show(report.tabs("Tabs", {name: [report.text(f"pane {name}"), chart([line(name)])] for name in "abc"}))
+    page = show(report.Tabs("Tabs", {name: [report.Text([f"pane {name}"]), chart([line(name)])] for name in "abc"}))
 
     def visible() -> list[str]:
         return [name for name in "abc" if page.get_by_text(f"pane {name}").is_visible()]
@@ -330,8 +332,8 @@ def test_tabs(show: Open) -> None:
 def test_copy_buttons(show: Open, way: str) -> None:
     hide = "Object.defineProperty(navigator, 'clipboard', { value: undefined });" if way == "fallback" else ""
     page = show(
-        report.table(["a"], [["b"]], copies={"Markdown": "| a |\n| b |\n", "LaTeX": "a \\\\"}),
-        report.code("run --this\n  now <b>"),
+        report.DataTable(["a"], [["b"]], copies={"Markdown": "| a |\n| b |\n", "LaTeX": "a \\\\"}),
+        report.Code("run --this\n  now <b>"),
         before=f"window.board = navigator.clipboard; {hide}",
         permissions=["clipboard-read", "clipboard-write"],
     )
@@ -346,7 +348,7 @@ def test_copy_buttons(show: Open, way: str) -> None:
 
 
 def test_bold_and_code(show: Open) -> None:
-    page = show(report.text("a **bold** word, `code **plain**`, 2 ** 3 ** 4, **`", "* p, ** q, *** r"))
+    page = show(report.Text(["a **bold** word, `code **plain**`, 2 ** 3 ** 4, **`", "* p, ** q, *** r"]))
     assert page.locator(".text strong").all_inner_texts() == ["bold"]
     assert page.locator(".text code").all_inner_texts() == ["code **plain**"]
     texts = page.locator(".text p").all_text_contents()
@@ -374,19 +376,19 @@ def test_hostile_text_is_only_text(show: Open, text: str) -> None:
         Series(f"{text} 2", [1, 2], [5, 6], text, text),
     ]
     inner = [
-        report.heading(text),
-        report.text(text),
-        report.note("info", text),
-        report.cards(Card(text, text, text, text)),
-        report.chart(text, Axis(text, toggle=True), Axis(text), lines, [Mark(1, text), Mark(4, text, "y")], text),
-        report.table([text, text], [[text, text]], text, [text], {text: text}),
-        report.heat(text, [text, "\n", text], [0.5, 0.25, 0.25], text, text, text),
-        report.code(text, text),
+        report.Heading(text),
+        report.Text([text]),
+        report.Note("info", [text]),
+        report.Cards([Card(text, text, text, text)]),
+        report.Chart(text, Axis(text, toggle=True), Axis(text), lines, [Mark(1, text), Mark(4, text, "y")], text),
+        report.DataTable([text, text], [[text, text]], text, [text], {text: text}),
+        report.Heat(text, [text, "\n", text], [0.5, 0.25, 0.25], text, text, text),
+        report.Code(text, text),
     ]
     blocks = [
         *inner,
-        report.tabs(text, {text: [report.text("other")], f"{text} 2": inner}),
-        report.details(text, inner),
+        report.Tabs(text, {text: [report.Text(["other"])], f"{text} 2": inner}),
+        report.Details(text, inner),
     ]
     page = show(*blocks, title=text, permissions=["clipboard-read", "clipboard-write"])
     page.locator(".copy").first.click()
@@ -415,8 +417,8 @@ def test_hostile_text_is_only_text(show: Open, text: str) -> None:
 
 
 def test_paper_shows_everything(show: Open) -> None:
-    panes = {name: [report.text(f"pane {name}"), chart([line(name)])] for name in "ab"}
-    page = show(report.tabs("Tabs", panes), report.details("Details", [chart([line()])]), color_scheme="dark")
+    panes = {name: [report.Text([f"pane {name}"]), chart([line(name)])] for name in "ab"}
+    page = show(report.Tabs("Tabs", panes), report.Details("Details", [chart([line()])]), color_scheme="dark")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
     assert page.get_by_text("pane b").is_visible()

@@ -51,13 +51,13 @@ def evaluate_all(
     watch: Watch = ignore,
 ) -> list[tuple[Path, Evaluation]]:
     """Evaluate models one after another. All paths and texts are checked before the first model is loaded."""
+    request.plan(request.lengths, None)
     origins = [find_model(text) for text in models]
     # Runs of one scheme share its name, by which they are compared; other models get unique names.
     origins = [
         replace(origin, folder=ending) if origin.run else replace(origin, name=name)
         for origin, name, ending in zip(origins, unique_names(origins), unique_endings(origins), strict=True)
     ]
-    request.plan(request.lengths, None)
     if request.batch is not None and request.batch < 1:
         raise BadInput(f"batch must be at least 1, got {request.batch}")
     check_folder(out)

@@ -84,19 +84,19 @@ def html(results: PaperResults, verdicts: Sequence[Judged]) -> str:
     registered = read_registration(results.folder)
     counts = [(word, sum(verdict.verdict == word for verdict in verdicts)) for word in VERDICTS]
     blocks: list[report.Block] = [
-        report.cards(*(report.Card(str(count), word) for word, count in counts)),
-        report.text(HOW, GATES),
-        report.note("info", *_notes(results, registered)),
+        report.Cards([report.Card(str(count), word) for word, count in counts]),
+        report.Text([HOW, GATES]),
+        report.Note("info", _notes(results, registered)),
     ]
     for heading in SECTIONS:
         section = [verdict for verdict in verdicts if section_of(verdict) == heading]
         rows = [[verdict.claim.name, in_words(verdict), verdict.claim.says] for verdict in section]
-        blocks += [report.heading(heading), report.table(["claim", "verdict", "what it says"], rows)]
+        blocks += [report.Heading(heading), report.DataTable(["claim", "verdict", "what it says"], rows)]
         for verdict in section:
             evidence = [[text] for text in _details(verdict, registered)]
-            inner = [report.text(verdict.claim.says, f"**Rule:** {verdict.claim.rule}")]
-            inner += [report.table(["evidence"], evidence)] if evidence else []
-            blocks.append(report.details(f"{verdict.claim.name}: {in_words(verdict)}", inner))
+            inner: list[report.Block] = [report.Text([verdict.claim.says, f"**Rule:** {verdict.claim.rule}"])]
+            inner += [report.DataTable(["evidence"], evidence)] if evidence else []
+            blocks.append(report.Details(f"{verdict.claim.name}: {in_words(verdict)}", inner))
     study = results.study
     return report.page(TITLE, study.title, blocks, {"from the results of": study.name})
 

@@ -66,10 +66,11 @@ def measure_all(
     for origin in origins:
         if origin.diverged:
             raise BadInput(f"{origin.text} diverged during training: there is no model to measure")
+    names = unique_names(origins)
     texts = read_texts(origins, request.text, request.corpus, request.split)
     return [
         _measure(origin, name, texts[origin.tokenizer], request, _Context(device, dtype, watch, journals))
-        for origin, name in zip(origins, unique_names(origins), strict=True)
+        for origin, name in zip(origins, names, strict=True)
     ]
 
 

@@ -115,14 +115,14 @@ def blocks(measurements: Sequence[Measurement], command: str) -> list[report.Blo
 def _headline(measurement: Measurement, colour: str, named: bool) -> list[report.Block]:
     field = measurement.field
     if field.status:
-        return [report.note("warning", f"**{measurement.name}** has no receptive field: {field.status}.")]
+        return [report.Note("warning", [f"**{measurement.name}** has no receptive field: {field.status}."])]
     cards = [
         report.Card(f"{field.erf(level):,}", f"tokens hold {level:.0%}", _quartiles(field, level), colour)
         for level in LEVELS
     ]
-    heading = [report.heading(measurement.name)] if named else []
+    heading = [report.Heading(measurement.name)] if named else []
     kind = "warning" if field.saturated() else "info"
-    return [*heading, report.cards(*cards), report.note(kind, *advice(measurement))]  # type: ignore[arg-type]
+    return [*heading, report.Cards(cards), report.Note(kind, advice(measurement))]  # type: ignore[arg-type]
 
 
 def _quartiles(field: ReceptiveField, level: float) -> str:
@@ -136,10 +136,10 @@ TARGETS = {"log-likelihood": "log p(true next token)", "top-logit": "the largest
 def _explanation(target: str) -> list[report.Block]:
     meaning = MEANING.format(target=TARGETS[target])
     return [
-        report.heading("What these numbers mean"),
-        report.text(*(" ".join(paragraph.split()) for paragraph in meaning.split("\n\n"))),
-        report.heading("Limitations", 3),
-        report.text(*(" ".join(paragraph.split()) for paragraph in LIMITATIONS.split("\n\n"))),
+        report.Heading("What these numbers mean"),
+        report.Text([" ".join(paragraph.split()) for paragraph in meaning.split("\n\n")]),
+        report.Heading("Limitations", 3),
+        report.Text([" ".join(paragraph.split()) for paragraph in LIMITATIONS.split("\n\n")]),
     ]
 
 
@@ -147,9 +147,9 @@ def _provenance(measurements: Sequence[Measurement], command: str) -> list[repor
     details = []
     for measurement in measurements:
         about = {key: value for key, value in measurement.about.items() if key != "targets"}  # a long list
-        table = report.table(["key", "value"], flat(about))
-        details.append(report.details(f"Provenance of {measurement.name}", [table]))
-    return [report.heading("How to reproduce this report"), report.code(command, "Command"), *details]
+        table = report.DataTable(["key", "value"], flat(about))
+        details.append(report.Details(f"Provenance of {measurement.name}", [table]))
+    return [report.Heading("How to reproduce this report"), report.Code(command, "Command"), *details]
 
 
 def flat(about: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -6,12 +6,11 @@ import html
 import json
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
-
-Block = dict[str, Any]
-"""One block of a report as the script reads it; built by the functions below."""
 
 
 class Card(NamedTuple):
@@ -56,99 +55,165 @@ class Mark(NamedTuple):
     axis: Literal["x", "y"] = "x"
 
 
-def heading(text: str, level: int = 2) -> Block:
+class Block(ABC):
+    """A block of a report."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """The block as the script reads it."""
+
+
+@dataclass(frozen=True)
+class Heading(Block):
     """A heading of level 2 to 4; the page title has level 1."""
-    assert 2 <= level <= 4
-    return {"kind": "heading", "text": text, "level": level}
+
+    text: str
+    level: Literal[2, 3, 4] = 2
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "heading", "text": self.text, "level": self.level}
 
 
-def text(*paragraphs: str) -> Block:
+@dataclass(frozen=True)
+class Text(Block):
     """Paragraphs; **bold** and `code` are rendered."""
-    return {"kind": "text", "paragraphs": list(paragraphs)}
+
+    paragraphs: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "text", "paragraphs": list(self.paragraphs)}
 
 
-def note(kind: Literal["info", "warning"], *paragraphs: str) -> Block:
+@dataclass(frozen=True)
+class Note(Block):
     """A highlighted box; **bold** and `code` are rendered."""
-    return {"kind": "note", "tone": kind, "paragraphs": list(paragraphs)}
+
+    tone: Literal["info", "warning"]
+    paragraphs: Sequence[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "note", "tone": self.tone, "paragraphs": list(self.paragraphs)}
 
 
-def cards(*items: Card) -> Block:
+@dataclass(frozen=True)
+class Cards(Block):
     """Large numbers side by side."""
-    return {"kind": "cards", "items": [item._asdict() for item in items]}
+
+    items: Sequence[Card]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "cards", "items": [item._asdict() for item in self.items]}
 
 
-def chart(
-    title: str, x: Axis, y: Axis, series: Sequence[Series], marks: Sequence[Mark] = (), caption: str = ""
-) -> Block:
+@dataclass(frozen=True)
+class Chart(Block):
     """A line chart with legend, tooltip and linear/log switches."""
-    for line in series:
-        assert all(values is None or len(values) == len(line.x) for values in (line.y, line.low, line.high)), line.name
-    return {
-        "kind": "chart",
-        "title": title,
-        "x": x._asdict() | {"low": _number(x.low), "high": _number(x.high)},
-        "y": y._asdict() | {"low": _number(y.low), "high": _number(y.high)},
-        "series": [_line(line) for line in series],
-        "marks": [mark._asdict() | {"at": _number(mark.at)} for mark in marks],
-        "caption": caption,
-    }
+
+    title: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    marks: Sequence[Mark] = ()
+    caption: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": "chart",
+            "title": self.title,
+            "x": self.x._asdict() | {"low": _number(self.x.low), "high": _number(self.x.high)},
+            "y": self.y._asdict() | {"low": _number(self.y.low), "high": _number(self.y.high)},
+            "series": [_line(line) for line in self.series],
+            "marks": [mark._asdict() | {"at": _number(mark.at)} for mark in self.marks],
+            "caption": self.caption,
+        }
 
 
-def table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    title: str = "",
-    notes: Sequence[str] = (),
-    copies: Mapping[str, str] = {},
-) -> Block:
+@dataclass(frozen=True)
+class DataTable(Block):
     """A table; the first column holds the row headings; `copies` maps button labels to text for the clipboard."""
-    assert all(len(row) == len(columns) for row in rows)
-    return {
-        "kind": "table",
-        "columns": list(columns),
-        "rows": [list(row) for row in rows],
-        "numeric": [index > 0 and _numeric([row[index] for row in rows]) for index in range(len(columns))],
-        "title": title,
-        "notes": list(notes),
-        "copies": [list(pair) for pair in copies.items()],
-    }
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    notes: Sequence[str] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        assert all(len(row) == len(self.columns) for row in self.rows)
+        columns = range(len(self.columns))
+        return {
+            "kind": "table",
+            "columns": list(self.columns),
+            "rows": [list(row) for row in self.rows],
+            "numeric": [index > 0 and _numeric([row[index] for row in self.rows]) for index in columns],
+            "title": self.title,
+            "notes": list(self.notes),
+            "copies": [list(pair) for pair in self.copies.items()],
+        }
 
 
-def heat(
-    title: str, tokens: Sequence[str], shares: Sequence[float], target: str, colour: str, caption: str = ""
-) -> Block:
+@dataclass(frozen=True)
+class Heat(Block):
     """A heat map of tokens, shaded by their share (a fraction), followed by the target token."""
-    assert len(tokens) == len(shares)
-    return {
-        "kind": "heat",
-        "title": title,
-        "tokens": list(tokens),
-        "shares": [_number(share) for share in shares],
-        "target": target,
-        "colour": colour,
-        "caption": caption,
-    }
+
+    title: str
+    tokens: Sequence[str]
+    shares: Sequence[float]
+    target: str
+    colour: str
+    caption: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        assert len(self.tokens) == len(self.shares)
+        return {
+            "kind": "heat",
+            "title": self.title,
+            "tokens": list(self.tokens),
+            "shares": [_number(share) for share in self.shares],
+            "target": self.target,
+            "colour": self.colour,
+            "caption": self.caption,
+        }
 
 
-def tabs(title: str, panes: Mapping[str, Sequence[Block]]) -> Block:
+@dataclass(frozen=True)
+class Tabs(Block):
     """Tabs: one pane of blocks is visible at a time."""
-    return {"kind": "tabs", "title": title, "panes": [[name, list(blocks)] for name, blocks in panes.items()]}
+
+    title: str
+    panes: Mapping[str, Sequence[Block]]
+
+    def to_json(self) -> dict[str, Any]:
+        panes = [[name, [block.to_json() for block in blocks]] for name, blocks in self.panes.items()]
+        return {"kind": "tabs", "title": self.title, "panes": panes}
 
 
-def code(text: str, title: str = "") -> Block:
+@dataclass(frozen=True)
+class Code(Block):
     """A code listing with a copy button."""
-    return {"kind": "code", "text": text, "title": title}
+
+    text: str
+    title: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "code", "text": self.text, "title": self.title}
 
 
-def details(summary: str, blocks: Sequence[Block]) -> Block:
+@dataclass(frozen=True)
+class Details(Block):
     """Blocks in a collapsed section with a summary line."""
-    return {"kind": "details", "summary": summary, "blocks": list(blocks)}
+
+    summary: str
+    blocks: Sequence[Block]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "details", "summary": self.summary, "blocks": [block.to_json() for block in self.blocks]}
 
 
 def page(title: str, subtitle: str, blocks: Sequence[Block], footer: Mapping[str, str]) -> str:
     """The HTML of a report."""
     template, style, script = (files("fieldlens.reporting").joinpath(name).read_text("utf-8") for name in _FILES)
-    data = {"blocks": list(blocks), "footer": [list(pair) for pair in footer.items()]}
+    data = {"blocks": [block.to_json() for block in blocks], "footer": [list(pair) for pair in footer.items()]}
     parts = {
         "policy": "; ".join([
             "default-src 'none'", f"script-src {_source(script)}", f"style-src {_source(style)}", "img-src data:",
@@ -181,8 +246,11 @@ def _source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _line(series: Series) -> Block:
+def _line(series: Series) -> dict[str, Any]:
     """A series sorted by x, as the binary search of the tooltip requires."""
+    assert all(values is None or len(values) == len(series.x) for values in (series.y, series.low, series.high)), (
+        series.name
+    )
     order = sorted((n for n, x in enumerate(series.x) if math.isfinite(x)), key=lambda n: series.x[n])
     columns = {key: getattr(series, key) for key in ("x", "y", "low", "high")}
     return series._asdict() | {

@@ -66,6 +66,13 @@ class Run:
         """Write one of the run's JSON files, sealed."""
         write_sealed(path, content, indent=2)
 
+    def begin(self, step: int, data: dict[str, Any], config: dict[str, Any]) -> None:
+        """Write the files of a run that starts, or goes on after a step."""
+        self.write(self.data, data)
+        self.write(self.config, config)
+        self.rewind(step)
+        self.write_status("running", step=step)
+
     def write_status(self, state: str, **details: Any) -> None:
         """Write the status: running, stopped, finished or diverged."""
         write_sealed(self.status, {"state": state, **details}, indent=None)

@@ -104,11 +104,11 @@ def blocks(
     parts: list[report.Block] = []
     if missing:
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        parts.append(report.note("info", f"**Not finished**: {', '.join(missing[:NAMED])}{more}."))
+        parts.append(report.Note("info", [f"**Not finished**: {', '.join(missing[:NAMED])}{more}."]))
     if failed:
-        parts.append(report.note("warning", f"**Failed**: {', '.join(failed)}."))
+        parts.append(report.Note("warning", [f"**Failed**: {', '.join(failed)}."]))
     for name, reason in (rejected or {}).items():
-        parts.append(report.note("warning", f"**Left out**: {name}: {reason}."))
+        parts.append(report.Note("warning", [f"**Left out**: {name}: {reason}."]))
     if not results:
         return parts
     compared = comparisons(results)
@@ -118,9 +118,9 @@ def blocks(
         parts += _perplexity(key, comparison)
     parts += _verdicts(results)
     parts += _fields(results)
-    parts += [report.heading("How to read this"), report.text(*MEANING), report.heading("How this was made")]
+    parts += [report.Heading("How to read this"), report.Text(MEANING), report.Heading("How this was made")]
     for result in results:
-        parts.append(report.details(result.name, [report.table(["key", "value"], flat(result.about))]))
+        parts.append(report.Details(result.name, [report.DataTable(["key", "value"], flat(result.about))]))
     return parts
 
 
@@ -142,7 +142,7 @@ def _headline(comparison: Comparison) -> list[report.Block]:
         falls = [f"{-use.loss_fall:+.1%}" for use in uses if use]
         course += f"; uses context: {' / '.join(falls)}" if falls else ""
         cards.append(report.Card(" / ".join(verdicts), group.name, f"{comparison.quantity} {course}", colour))
-    return [report.cards(*cards)]
+    return [report.Cards(cards)]
 
 
 def _perplexity(key: ComparisonKey, comparison: Comparison) -> list[report.Block]:
@@ -157,7 +157,7 @@ def _perplexity(key: ComparisonKey, comparison: Comparison) -> list[report.Block
         )
     trained = sorted({line.train_length for line in lines if line.train_length})
     marks = [report.Mark(length, "training length") for length in trained]
-    chart = report.chart(
+    chart = report.Chart(
         f"{comparison.quantity.capitalize()} against context length",
         report.Axis("tokens before the target", log=True, toggle=True, format="tokens"),
         report.Axis(comparison.quantity, log=True, toggle=True),
@@ -167,22 +167,22 @@ def _perplexity(key: ComparisonKey, comparison: Comparison) -> list[report.Block
     )
     sheet = comparison.sheet()
     copies = {"Markdown": sheet.markdown(), "LaTeX": sheet.latex()}
-    tests = [report.table(test.columns, test.rows, test.title) for test in comparison.tests()]
+    tests = [report.DataTable(test.columns, test.rows, test.title) for test in comparison.tests()]
     blocks = [
-        report.heading(f"Perplexity on {key.corpus}"),
-        report.text(key.words.capitalize() + "."),
+        report.Heading(f"Perplexity on {key.corpus}"),
+        report.Text([key.words.capitalize() + "."]),
         chart,
-        report.table(sheet.columns, sheet.rows, "", sheet.notes, copies),
+        report.DataTable(sheet.columns, sheet.rows, "", sheet.notes, copies),
     ]
-    return [*blocks, report.details("Paired tests", tests)] if tests else blocks
+    return [*blocks, report.Details("Paired tests", tests)] if tests else blocks
 
 
 def _verdicts(results: Sequence[Result]) -> list[report.Block]:
     sheet = summary(results)[-1]
     copies = {"Markdown": sheet.markdown(), "LaTeX": sheet.latex()}
     blocks = [
-        report.heading("Does coverage predict extrapolation?"),
-        report.table(sheet.columns, sheet.rows, "Verdict and coverage of every run", (), copies),
+        report.Heading("Does coverage predict extrapolation?"),
+        report.DataTable(sheet.columns, sheet.rows, "Verdict and coverage of every run", (), copies),
     ]
     counts = prediction(results)
     if sum(counts.values()):
@@ -190,7 +190,9 @@ def _verdicts(results: Sequence[Result]) -> list[report.Block]:
             [f"covered (> {COVERED:.0%})", str(counts[True, True]), str(counts[True, False])],
             ["not covered", str(counts[False, True]), str(counts[False, False])],
         ]
-        blocks.append(report.table(["runs", "holds or improves", "drifts or explodes"], rows, "Prediction and outcome"))
+        blocks.append(
+            report.DataTable(["runs", "holds or improves", "drifts or explodes"], rows, "Prediction and outcome")
+        )
     return blocks
 
 
@@ -228,7 +230,7 @@ def _fields(results: Sequence[Result]) -> list[report.Block]:
             for length in sorted({field.train_length for field in fields if field.train_length})
         ]
         marks.append(report.Mark(0.99, "99%", "y"))
-        chart = report.chart(
+        chart = report.Chart(
             f"Share of the gradient in the most recent tokens, of {max(field.length for field in fields):,}",
             report.Axis("most recent tokens", log=True, toggle=True, format="tokens"),
             report.Axis("cumulative share", format="percent", low=0.0, high=1.0),
@@ -236,7 +238,7 @@ def _fields(results: Sequence[Result]) -> list[report.Block]:
             marks,
             "The band contains the middle half of the segments.",
         )
-        blocks += [report.heading(f"Receptive fields on {corpus}"), chart]
+        blocks += [report.Heading(f"Receptive fields on {corpus}"), chart]
     return blocks
 
 

@@ -73,14 +73,15 @@ def train(
     if options.track:
         _writer_class()
     recipe = dataclasses.replace(recipe, scheme=canonical(recipe.scheme))
-    world, run = processes.join(), Run(folder)
+    world = processes.join()
     try:
         device, dtype = machine.start()
         check_size(recipe, device, world)
         tokens = prepare(recipe, world)
+        identity = {**experiment(recipe, tokens.fingerprint), **source_of(recipe.scheme)}
+        run = Run(folder)
         with run.owned() if world.leads else nullcontext():
             config = run.read(run.config)
-            identity = {**experiment(recipe, tokens.fingerprint), **source_of(recipe.scheme)}
             check(run, config, identity, resume)
             status = run.read(run.status)
             if status.get("state") == "diverged" or (status.get("state") == "finished" and is_whole(run.model)):
@@ -89,18 +90,11 @@ def train(
                 recipe, tokens, device, dtype, world, checkpointing=options.checkpointing, compile=options.compile
             )
             check_dtype(run, config, trainer)
-            checkpoint = newest_checkpoint(run.checkpoints)
-            if checkpoint is not None:
-                trainer.restore(checkpoint[1])
-            world.wait()  # every process has read the checkpoint before one of them writes
+            restore(trainer, run, watch)
             if world.leads:
-                for problem in checkpoint[2] if checkpoint else []:
-                    watch(Warned(f"{problem}; the previous checkpoint is used"))
-                if checkpoint is None and checkpoints_in(run.checkpoints):
-                    watch(Warned("no checkpoint is intact; training starts over"))
-                run.write(run.data, {"place": _place(recipe.corpus), **tokens.manifest})
-                run.write(run.config, _continued(config, describe(recipe, tokens, identity, trainer, options), trainer))
-                run.rewind(trainer.step)
+                data = {"place": _place(recipe.corpus), **tokens.manifest}
+                record = describe(recipe, tokens, identity, trainer, options)
+                run.begin(trainer.step, data, _continued(config, record, trainer))
             return loop(trainer, run, tokens, options, watch)
     finally:
         processes.leave()
@@ -149,6 +143,19 @@ def check(run: Run, config: dict[str, Any], identity: dict[str, Any], resume: bo
         keys = sorted(key for key in before.keys() | identity.keys() if before.get(key) != identity.get(key))
         changes = ", ".join(f"{key} ({before.get(key)} -> {identity.get(key)})" for key in keys)
         raise BadInput(f"{run.folder} contains another experiment; these fields differ: {changes}")
+
+
+def restore(trainer: Trainer, run: Run, watch: Watch) -> None:
+    """Restore the newest intact checkpoint, if there is one."""
+    checkpoint = newest_checkpoint(run.checkpoints)
+    if checkpoint is not None:
+        trainer.restore(checkpoint[1])
+    trainer.world.wait()  # every process has read the checkpoint before one of them writes
+    if trainer.world.leads:
+        for problem in checkpoint[2] if checkpoint else []:
+            watch(Warned(f"{problem}; the previous checkpoint is used"))
+        if checkpoint is None and checkpoints_in(run.checkpoints):
+            watch(Warned("no checkpoint is intact; training starts over"))
 
 
 def check_dtype(run: Run, config: dict[str, Any], trainer: Trainer) -> None:
@@ -202,8 +209,6 @@ def loop(trainer: Trainer, run: Run, tokens: TokenizedCorpus, options: RunOption
     saved, report = trainer.step, _StepReport(recipe, trainer.step, watch)
     purge = {"purge_step": trainer.step + 1} if trainer.step else {}  # repeated steps replace the earlier ones
     writer = _writer_class()(str(run.folder / "track"), **purge) if options.track and leads else None
-    if leads:
-        run.write_status("running", step=trainer.step)
     with catch_signals() as received, _record_failure(trainer, run):
         while trainer.step < recipe.steps:
             row = trainer.advance()
@@ -220,9 +225,10 @@ def loop(trainer: Trainer, run: Run, tokens: TokenizedCorpus, options: RunOption
                 trainer.check_weights()
                 saved = trainer.step
                 if leads:
+                    files = trainer.state()
                     run.sync()
                     about = {"experiment": run.read(run.config)["address"]}
-                    save_checkpoint(run.checkpoints, trainer.step, trainer.state(), about)
+                    save_checkpoint(run.checkpoints, trainer.step, files, about)
             if stop and not done:
                 if leads:
                     run.write_status("stopped", step=trainer.step)

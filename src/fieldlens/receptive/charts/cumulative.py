@@ -25,7 +25,7 @@ def cumulative_chart(measurements: Sequence[Measurement], colours: Colours) -> l
         if field.train_length and field.train_length <= field.length:
             trained[field.train_length] = report.Mark(field.train_length, f"trained at {field.train_length:,}")
     marks = [*trained.values(), report.Mark(0.99, "99%", "y")]
-    chart = report.chart(
+    chart = report.Chart(
         "Share of the gradient held by the most recent tokens",
         report.Axis("most recent tokens", log=True, toggle=True, format="tokens"),
         report.Axis("share of the gradient", format="percent", low=0, high=1),
@@ -33,4 +33,4 @@ def cumulative_chart(measurements: Sequence[Measurement], colours: Colours) -> l
         marks,
         "Line: mean over segments. Band: quartiles over segments.",
     )
-    return [report.heading("How far back it looks"), chart]
+    return [report.Heading("How far back it looks"), chart]

@@ -41,4 +41,4 @@ def fields_table(measurements: Sequence[Measurement], colours: Colours) -> list[
     notes = ["Number of most recent tokens that hold this share of the gradient; without first: first token excluded."]
     table = Table(columns, rows, "", notes)
     copies = {"Markdown": table.markdown(), "LaTeX": table.latex()}
-    return [report.table(columns, rows, "Receptive fields", notes, copies)]
+    return [report.DataTable(columns, rows, "Receptive fields", notes, copies)]

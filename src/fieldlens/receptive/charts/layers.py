@@ -20,7 +20,7 @@ def layer_chart(measurements: Sequence[Measurement], colours: Colours) -> list[r
                 series.append(report.Series(name, numbers, tokens, colour, marker, dash=level < 0.99, group=name))
     if not series:
         return []
-    chart = report.chart(
+    chart = report.Chart(
         "Receptive field of each layer's output",
         report.Axis("layer"),
         report.Axis("tokens", log=True, toggle=True, format="tokens"),
@@ -28,4 +28,4 @@ def layer_chart(measurements: Sequence[Measurement], colours: Colours) -> list[r
         (),
         "Gradient of the last position's hidden state along a random direction.",
     )
-    return [report.heading("Receptive field by layer"), chart]
+    return [report.Heading("Receptive field by layer"), chart]

@@ -26,7 +26,7 @@ def perplexity_chart(measurements: Sequence[Measurement], colours: Colours) -> l
             widths = list(check.windows)
             series.append(report.Series(f"{name}, window", widths, perplexities, colour, marker, dash=True))
     trained = {measurement.field.train_length for measurement, _ in checks}
-    chart = report.chart(
+    chart = report.Chart(
         "Perplexity by context length, and by sliding window at the full context",
         report.Axis("tokens", log=True, format="tokens"),
         report.Axis("perplexity", toggle=True),
@@ -35,7 +35,7 @@ def perplexity_chart(measurements: Sequence[Measurement], colours: Colours) -> l
         f"All points use the same targets. Band: 95% interval over {checks[0][1].contexts.units()[1]}.",
     )
     tables = [_table(measurement, check) for measurement, check in checks]
-    return [report.heading("Check against perplexity"), chart, *tables]
+    return [report.Heading("Check against perplexity"), chart, *tables]
 
 
 def _table(measurement: Measurement, check: Check) -> report.Block:
@@ -55,4 +55,4 @@ def _table(measurement: Measurement, check: Check) -> report.Block:
     columns = ["kind", "tokens", "perplexity", "ratio, 95% interval", f"margin {percent(check.contexts.margin)}"]
     title = f"{measurement.name}: perplexity against the context of {check.reference:,} tokens"
     copies = {"Markdown": Table(columns, rows).markdown(), "LaTeX": Table(columns, rows).latex()}
-    return report.table(columns, rows, title, (), copies)
+    return report.DataTable(columns, rows, title, (), copies)

@@ -26,7 +26,7 @@ def probe_chart(measurements: Sequence[Measurement], colours: Colours) -> list[r
         series.append(report.Series(f"{name}, by gradient", range(1, len(recent) + 1), recent, colour, dash=True))
     if not series:
         return []
-    chart = report.chart(
+    chart = report.Chart(
         "Effect of the most recent tokens, with and without gradients",
         report.Axis("most recent tokens kept", log=True, toggle=True, format="tokens"),
         report.Axis("relative to the full context", format="percent"),
@@ -35,4 +35,4 @@ def probe_chart(measurements: Sequence[Measurement], colours: Colours) -> list[r
         "By cutting: 1 - KL(full context ‖ last tokens) / KL(full context ‖ last token). "
         "By loss: share of the largest reduction in loss.",
     )
-    return [report.heading("Effect of cutting the context"), chart]
+    return [report.Heading("Effect of cutting the context"), chart]

@@ -17,7 +17,7 @@ def profile_chart(measurements: Sequence[Measurement], colours: Colours) -> list
         distances, means = profile(measurement.field.shares())
         colour, marker = colours[id(measurement)]
         series.append(report.Series(measurement.name, distances, means, colour, marker=marker))
-    chart = report.chart(
+    chart = report.Chart(
         "Share of a single token by its distance",
         report.Axis("distance from the prediction (tokens)", log=True, format="tokens"),
         report.Axis("share of one token", log=True, toggle=True, format="percent"),
@@ -25,7 +25,7 @@ def profile_chart(measurements: Sequence[Measurement], colours: Colours) -> list
         (),
         "Averaged over bins that grow with the distance. A straight line is a power law.",
     )
-    return [report.heading("Influence by distance"), chart]
+    return [report.Heading("Influence by distance"), chart]
 
 
 def profile(shares_T: np.ndarray) -> tuple[list[float], list[float | None]]:
