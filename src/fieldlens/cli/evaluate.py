@@ -47,7 +47,7 @@ def evaluate(
     options: Annotated[ProtocolOptions, Parameter(name="*")] = ProtocolOptions(),  # type: ignore[valid-type] # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Evaluate perplexity of the same targets against context length.
+    """Evaluate perplexity against context length, on the same targets at every length.
 
     Example: fieldlens evaluate runs/sandwich runs/alibi --lengths 128,256,512,1024
 
@@ -64,8 +64,8 @@ def evaluate(
     corpus
         Name or path of a corpus. Default: the training corpus of the runs, or stdlib without runs.
     lengths
-        Comma-separated context lengths. A model's training length is added if it is below the longest, and a quarter
-        of it if all others are longer.
+        Comma-separated context lengths. Added for the verdict: the training length of a model, unless it exceeds the
+        longest length, and a quarter of the training length, if no length is that short.
     segments
         Number of segments to draw: one target each for last-token and by-position, several for other protocols.
     window
@@ -75,7 +75,8 @@ def evaluate(
     train_length
         Training length of the models, if their configuration does not state it or is wrong.
     margin
-        Relative change of perplexity that counts as none: a verdict "holds" needs a 95 % interval within it.
+        Largest relative change of perplexity that counts as no change: for the verdict "holds", the 95 % interval must
+        lie within it.
     split
         Split of the corpus to evaluate on.
     align

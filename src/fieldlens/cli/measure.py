@@ -65,11 +65,11 @@ def measure(
     window
         Limit attention in every layer to this many keys.
     plain
-        Skip layers and heat maps, which halves the time.
+        Skip layers and heat maps: takes half the time.
     probe
         Also truncate the context and measure how the prediction changes.
     check
-        Also evaluate perplexity by context length and by window, and compare it with the prediction.
+        Also evaluate perplexity by context length and by window, and compare it with what the gradients predict.
     targets
         Number of targets for --check.
     target_seed
@@ -77,7 +77,7 @@ def measure(
     train_length
         Training length of the models, if their configuration does not state it or is wrong.
     margin
-        With --check: relative change of perplexity that counts as none.
+        With --check: largest relative change of perplexity that counts as no change.
     split
         Split of the corpus to measure on.
     out

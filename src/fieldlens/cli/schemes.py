@@ -32,7 +32,7 @@ def schemes(
     Parameters
     ----------
     specs
-        Specs such as sandwich:dims=64 or none:window=40; of a layer pattern, each scheme in it. Default: all schemes.
+        Specs such as sandwich:dims=64 or none:window=40; for a layer pattern, every scheme in it. Default: all schemes.
     plot
         File for a plot of bias against distance (.png, .svg, .pdf).
     heatmap

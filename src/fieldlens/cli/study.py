@@ -114,7 +114,7 @@ def study(
     only
         Run only jobs whose names match this pattern, such as '*-stdlib-1235-*'; can be repeated.
     dry_run
-        Print jobs, states and the estimated time left, without running anything.
+        Print the jobs, their states and the estimated time left; run nothing.
     status
         Same as --dry-run; can be used while another process runs the study.
     report
