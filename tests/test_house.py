@@ -33,8 +33,8 @@ ROOMS = {
     "charts.* charts.__init__ report",
     "generation": "sampling engine hf generate detokenize request generate_text",
     "study": "plan result_folder state results forecast executors job controller view page",
-    "paper": "printed scale results cells fields diagrams pilot score_parts parity evidence artifact artifacts.* "
-    "claims.__init__ claims.* judge controls registration page",
+    "paper": "printed scale results cells fields diagrams pilot score_parts equation_3 parity evidence artifact "
+    "artifacts.* claims.__init__ claims.* judge controls registration page",
     "cli": "console progress * __init__",
 }
 

@@ -30,9 +30,10 @@ GATES = (
     "all that was measured (saturated). The first corpus, code, decides; the others confirm, and if one contradicts, "
     "the claim is undecided. Models are evaluated at their last step, on the test split. Before the rules were "
     "fixed, one Sandwich and one half-trained ALiBi with this recipe had been evaluated there once, on 400 segments, "
-    "and the pilot's models on the validation split. Each rule was first run on the paper's own printed numbers, where "
-    "it must be able to hold, and on shuffled lengths, where it must not. Models go by the paper's distances; behind "
-    "a bar stand ours: w 320 | 80."
+    "and the pilot's models on the validation split; Rotary's first seed on code had been trained, for the pilot, to "
+    "step 41,000 of 48,000. Each rule was first run on the paper's own printed numbers, where it must be able to hold, "
+    "and on shuffled lengths, where it must not. Models go by the paper's distances; behind a bar stand ours: w 320 | "
+    "80."
 )
 SECTIONS = ("Primary claims", "Further claims of the paper", "Findings of our own")
 
