@@ -4,15 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
+class Event:
+    """Base class of all events."""
+
+
 @dataclass(frozen=True)
-class Stage:
+class Stage(Event):
     """Work on a model begins."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Event):
     """How long the rest takes, and how much memory it needs: in addition to the weights, or in all."""
 
     seconds: float
@@ -21,7 +25,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(Event):
     """The amount done so far of a total, and the part of the stage that is being computed."""
 
     done: float
@@ -30,7 +34,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class TrainingStep:
+class TrainingStep(Event):
     """A step of a training, with the validation perplexity where it was computed."""
 
     step: int
@@ -42,20 +46,19 @@ class TrainingStep:
 
 
 @dataclass(frozen=True)
-class Note:
+class Note(Event):
     """A line for the user, such as the recipe of a training."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Warned:
+class Warned(Event):
     """Something unexpected that does not stop the computation."""
 
     text: str
 
 
-Event = Stage | Estimate | Progress | TrainingStep | Note | Warned
 Watch = Callable[[Event], None]
 
 
