@@ -18,13 +18,14 @@ SOURCE = ROOT / "src" / "fieldlens"
 
 # Reading order: a room imports only from rooms above it, and a module only from modules before it in its room.
 ROOMS = {
-    "core": "limits memory faults errors events format device distributed",
-    "storage": "shape atomic writable journal folders sealed provenance checkpoints content_cache results run_dir",
+    "core": "memory faults errors events format device distributed",
+    "storage": "atomic writable journal folders sealed provenance checkpoints content_cache results run_dir",
     "schemes": "window base discovery * spec __init__ layers validation",
     "kernels": "layout rotary blocks cpu_flash attention",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
     "models": "decoder kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function adapters.adapt "
     "cost size gguf_metadata hub origin texts model_folder hf_cache hf_export loading",
+    "extension": "base methods.* discovery attention rope hf_probe hf_attach hf_sinks decoder_attach adapters attach",
     "training": "recipe loss optimisers update trainer loop",
     "reporting": "table plots blocks",
     "evaluation": "statistics equivalence context_use protocols.anchors protocols.base protocols.* protocols.discovery "

@@ -221,7 +221,7 @@ def test_every_declared_option_can_be_parsed(declare: Declare, text: str, value:
 @pytest.mark.parametrize(
     ("body", "name", "message"),
     [
-        ("    label = 'x'", "source = 'y'", "declares no scheme: define a subclass of Scheme with a name"),
+        ("    label = 'x'", "source = 'y'", "declares no scheme and no method: define a subclass of Scheme"),
         ("    pass", "name = 'my scheme:v2'", "invalid scheme name 'my scheme:v2': use letters, digits"),
         ("    pass", "name = 5", "invalid scheme name 5: use letters, digits"),
         ("    colour = 'bluish'", "name = 'mine'", "colour of scheme 'mine' must be a code like #0072B2, got 'bluish'"),

@@ -20,11 +20,19 @@ class CachedEngine:
     """A decoder with a key-value cache: tokens in, logits after the last token out."""
 
     def __init__(
-        self, decoder: Decoder, window: int | None = None, max_tokens: int | None = None, chunk: int = CHUNK
+        self,
+        decoder: Decoder,
+        window: int | None = None,
+        max_tokens: int | None = None,
+        chunk: int = CHUNK,
+        kept: tuple[int, int] | None = None,
     ) -> None:
+        """`kept`: the numbers of first and of recent tokens that the extension of the decoder sees."""
         self.decoder, self.chunk = decoder, chunk
-        self.window = window
-        self.cache = SlidingCache([min_window(window, own) for own in decoder.windows], max_tokens)
+        self.window, self.kept = window, kept
+        sinks, recent = kept or (0, window)
+        windows = [min_window(recent, own) for own in decoder.windows]
+        self.cache = SlidingCache(windows, max_tokens, sinks)
         self.tables: dict[Scheme, Tensor | None] = {}
 
     @property
@@ -35,7 +43,7 @@ class CachedEngine:
     def read(self, ids_BT: Tensor, positions: Tensor) -> Tensor:
         """Return the logits after the last token, (B, V). Positions are (T,) or (B, T), with -1 for padding."""
         reach = window_reach(self.cache.windows)
-        if reach is not None:  # earlier tokens affect neither these logits nor later ones
+        if reach is not None and self.kept is None:  # earlier tokens affect neither these logits nor later ones
             ids_BT, positions = ids_BT[:, -reach:], positions[..., -reach:]
         chunks = zip(ids_BT.split(self.chunk, 1), positions.split(self.chunk, -1), strict=True)
         for ids_Bt, chunk_positions in chunks:

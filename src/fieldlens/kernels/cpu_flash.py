@@ -56,6 +56,11 @@ def forward_only(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return _forward(q, k, v, mask)[0]
 
 
+def with_normaliser(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The output and log Σ exp of the scores, (B, H, T, K) and (B, H, T), with which outputs can be combined."""
+    return _forward(q, k, v, mask)
+
+
 def _backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The decoder: the paper's architecture with an interchangeable positional scheme."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -64,15 +64,28 @@ class Cache(Protocol):
         """Append the keys and values of new tokens; return all keys and values that the queries attend to."""
 
 
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention over unrotated queries, keys and values: (B, H, T, K), (B, H, S, K), (B, H, S, K) -> (B, H, T, K)."""
+
+
+class Extension(Protocol):
+    """Replaces the rotation, biases and mask of a decoder, as methods of `fieldlens.extension` do."""
+
+    def attention(self, scheme: Scheme, q_positions: Tensor, k_positions: Tensor, window: int | None) -> Attention:
+        """The attention of a layer with this scheme, at positions (T,) or (B, T) and (S,) or (B, S)."""
+
+
 class LayerInputs(NamedTuple):
     """Positions, biases and rotations of one layer. It reads `keys` tokens and outputs the last `queries` of them."""
 
     keys: int
     queries: int
-    layout: Layout
+    layout: Layout | None
     bias: Tensor | None
     q_rotation: RotaryTable | None
     k_rotation: RotaryTable | None
+    extended: Attention | None = None
+    """Attention that replaces layout, bias and rotations."""
 
 
 class Block(nn.Module):
@@ -94,7 +107,11 @@ class Block(nn.Module):
         q_BHTK, k_BHSK = apply_rotary(q_BHTK, inputs.q_rotation), apply_rotary(k_BHSK, inputs.k_rotation)
         if cache is not None:
             k_BHSK, v_BHSK = cache.update(k_BHSK, v_BHSK, self.layer)
-        mixed_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, inputs.bias, inputs.layout)
+        if inputs.extended is not None:
+            mixed_BHTK = inputs.extended(q_BHTK, k_BHSK, v_BHSK)
+        else:
+            assert inputs.layout is not None
+            mixed_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, inputs.bias, inputs.layout)
         x_BTD = x_BSD[:, -inputs.queries :] + self.attention_out(mixed_BHTK.transpose(1, 2).flatten(2))
         return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD))))
 
@@ -112,6 +129,8 @@ class Decoder(nn.Module):
         self.config = config
         self.checkpointing = False
         """Activation checkpointing: keep only the input of each block and recompute the rest in the backward pass."""
+        self.extension: Extension | None = None
+        """A method that runs the decoder past its training length; not saved."""
         with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
             # a scheme may read its own tensors in its constructor, so they cannot be on the meta device
             self.scheme = layer_schemes(config.scheme, config.layers, config.heads, config.width // config.heads)
@@ -263,13 +282,19 @@ class Decoder(nn.Module):
             at = (window, keys, queries, id(cached))
             if (scheme, *at) not in shared:
                 q_positions, new_positions = positions[..., -queries:], positions[..., -keys:]
+                k_positions = new_positions if cached is None else cached
+                if self.extension is not None:
+                    extended = self.extension.attention(scheme, q_positions, k_positions, window)
+                    shared[(scheme, *at)] = LayerInputs(keys, queries, None, None, None, None, extended)
+                    layer_inputs.append(shared[(scheme, *at)])
+                    continue
                 if at not in layouts:
-                    layouts[at] = make_layout(q_positions, new_positions if cached is None else cached, window)
+                    layouts[at] = make_layout(q_positions, k_positions, window)
                 if scheme not in tables:
                     tables[scheme] = bias_table(scheme, layouts[at].reach, x_BTD)
-                rotations = (rotary_table(scheme.angles(p), x_BTD) for p in (q_positions, new_positions))
+                q_table, k_table = (rotary_table(scheme.angles(p), x_BTD) for p in (q_positions, new_positions))
                 bias = expand_bias(tables[scheme], layouts[at], x_BTD)
-                shared[(scheme, *at)] = LayerInputs(keys, queries, layouts[at], bias, *rotations)
+                shared[(scheme, *at)] = LayerInputs(keys, queries, layouts[at], bias, q_table, k_table)
             layer_inputs.append(shared[(scheme, *at)])
         return layer_inputs
 

@@ -41,6 +41,10 @@ class SlidingBuffer:
         """Number of earlier tokens visible to the next token."""
         return min(self.seen, self.earlier)
 
+    @property
+    def bytes(self) -> int:
+        return 0 if self.buffer is None else self.buffer.nbytes
+
     def push(self, new: Tensor) -> Tensor:
         """Append new tokens; return the earlier tokens visible to the first of them, followed by the new ones."""
         count, kept = new.shape[self.axis], self.kept
@@ -104,15 +108,51 @@ def _is_read_only(buffer: Tensor) -> bool:
     return buffer.is_inference() and not torch.is_inference_mode_enabled()
 
 
-class SlidingCache:
-    """Keys and values of every layer, and their positions; without a window all tokens are kept."""
+class SinkBuffer(SlidingBuffer):
+    """A sliding buffer that also returns the first `sinks` tokens of the stream, in front of the last ones."""
 
-    def __init__(self, windows: Sequence[int | None], max_tokens: int | None = None) -> None:
+    def __init__(self, sinks: int, window: int | None, axis: int, max_tokens: int | None = None) -> None:
+        super().__init__(window, axis, max_tokens)
+        self.sinks = sinks
+        self.first: Tensor | None = None
+
+    def push(self, new: Tensor) -> Tensor:
+        dropped = min(self.sinks, self.seen - self.kept)  # first tokens that the sliding part no longer holds
+        held = 0 if self.first is None else self.first.shape[self.axis]
+        recent = super().push(new)
+        if held < self.sinks:
+            more = new.narrow(self.axis, 0, min(self.sinks - held, new.shape[self.axis])).clone()
+            self.first = more if self.first is None else torch.cat([self.first, more], self.axis)
+        if not dropped:
+            return recent
+        assert self.first is not None
+        return torch.cat([self.first.narrow(self.axis, 0, dropped), recent], self.axis)
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + (0 if self.first is None else self.first.nbytes)
+
+    def reorder(self, rows_B: Tensor) -> None:
+        super().reorder(rows_B)
+        if self.first is not None:
+            self.first = self.first.index_select(0, rows_B)
+
+
+class SlidingCache:
+    """Keys and values of every layer, and their positions; without a window all tokens are kept.
+
+    With `sinks`, the first tokens are kept besides those in the window.
+    """
+
+    def __init__(self, windows: Sequence[int | None], max_tokens: int | None = None, sinks: int = 0) -> None:
+        def buffer(width: int | None, axis: int) -> SlidingBuffer:
+            return SinkBuffer(sinks, width, axis, max_tokens) if sinks else SlidingBuffer(width, axis, max_tokens)
+
         self.windows = tuple(windows)
         """The window of each layer."""
         widest = None if None in self.windows else max(width for width in self.windows if width)
-        self.positions = SlidingBuffer(widest, 1, max_tokens)
-        self.layers = [(SlidingBuffer(width, 2, max_tokens), SlidingBuffer(width, 2, max_tokens)) for width in windows]
+        self.positions = buffer(widest, 1)
+        self.layers = [(buffer(width, 2), buffer(width, 2)) for width in windows]
 
     def admit(self, positions_BT: Tensor) -> Tensor | list[Tensor]:
         """Append positions of new tokens; return the positions of the keys that `update` will return, (B or 1, S).
@@ -134,8 +174,7 @@ class SlidingCache:
     @property
     def bytes(self) -> int:
         """Exact size of all buffers in bytes."""
-        parts = [self.positions, *(part for layer in self.layers for part in layer)]
-        return sum(part.buffer.nbytes for part in parts if part.buffer is not None)
+        return sum(part.bytes for part in (self.positions, *(part for layer in self.layers for part in layer)))
 
     def reorder(self, rows_B: Tensor) -> None:
         """Replace row i by row `rows_B[i]`; the number of rows may change."""

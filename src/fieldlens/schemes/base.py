@@ -16,10 +16,10 @@ MAX_SIZE = 2**16
 """Maximum number of heads, head width and size of a scheme's tables; catches typing errors."""
 
 
-MARKERS = ".,ov^<>8spP*hHXxdD|_+1234"
-"""Markers of Matplotlib that a scheme may have in plots."""
-
 REGISTERED: dict[str, type["Scheme"]] = {}
+
+DECLARING: set[str] = set()
+"""Modules that declare a scheme or another class that plugins can add."""
 
 
 class Scheme(nn.Module):
@@ -57,15 +57,12 @@ class Scheme(nn.Module):
                 raise BadInput(f"invalid scheme name {cls.name!r}: use letters, digits, _ and -")
             if cls.colour and not re.fullmatch(r"#[0-9a-fA-F]{6}", cls.colour):
                 raise BadInput(f"the colour of scheme '{cls.name}' must be a code like #0072B2, got {cls.colour!r}")
-            if not all(isinstance(text, str) for text in (cls.label, cls.source)):
-                raise BadInput(f"label and source of scheme '{cls.name}' must be strings")
-            if cls.marker not in tuple(MARKERS):
-                raise BadInput(f"the marker of scheme '{cls.name}' must be one of {MARKERS}, got {cls.marker!r}")
-            cls.label, cls.file_hash = cls.label or cls.name, _file_hash(cls)
+            cls.label, cls.file_hash = cls.label or cls.name, file_hash(cls)
             first = REGISTERED.setdefault(cls.name, cls)
             if first.__qualname__ != cls.__qualname__ or first.__module__ != cls.__module__:
                 raise BadInput(f"scheme '{cls.name}' is declared twice: in {first.__module__} and in {cls.__module__}")
             REGISTERED[cls.name] = cls
+            DECLARING.add(cls.__module__)
 
     def embedding(self, positions: Tensor) -> Tensor | None:
         """Vectors added to the token embeddings: (…, T) -> (…, T, D)."""
@@ -103,7 +100,8 @@ def _project(scheme: Scheme, _: Any) -> None:
     scheme.project()
 
 
-def _file_hash(cls: type) -> str:
+def file_hash(cls: type) -> str:
+    """Hash of the source file of a class; empty for a class defined in an interactive session."""
     with suppress(OSError, TypeError):
         return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
     return ""

@@ -16,7 +16,7 @@ from fieldlens.schemes.base import Scheme
 
 PACKAGE = "fieldlens.schemes"
 PLUGINS = "FIELDLENS_PLUGINS"
-"""Environment variable: Python files or modules that define schemes, separated like PATH."""
+"""Environment variable: Python files or modules that define schemes or extension methods, separated like PATH."""
 
 
 def registry() -> dict[str, type[Scheme]]:
@@ -33,6 +33,12 @@ def _discover(plugins: str) -> None:
     for point in entry_points(group="fieldlens.schemes"):
         with reraise_as_bad_input(f"cannot import the installed plugin {point.value}"):
             point.load()
+    load_plugins(plugins)
+
+
+@cache
+def load_plugins(plugins: str) -> None:
+    """Import the files and modules of FIELDLENS_PLUGINS, once."""
     for plugin in filter(None, plugins.split(os.pathsep)):
         with reraise_as_bad_input(f"{PLUGINS}: cannot import {plugin}"):
             _load_file(plugin) if plugin.endswith(".py") else importlib.import_module(plugin)
@@ -43,20 +49,21 @@ def _load_file(plugin: str) -> None:
     if not path.is_file():
         raise BadInput(f"{PLUGINS}: no such file: {plugin}")
     name = f"fieldlens_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if any(scheme.__module__ == name for scheme in base.REGISTERED.values()):
+    if any(scheme.__module__ == name for scheme in base.REGISTERED.values()) or name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # pickle and torch.compile look up a class by its module name
-    before = dict(base.REGISTERED)
+    before, declaring = dict(base.REGISTERED), set(base.DECLARING)
     try:
         spec.loader.exec_module(module)
         classes = [member for member in vars(module).values() if isinstance(member, type)]
         has_scheme = any(cls in base.REGISTERED.values() for cls in classes)
-        if not has_scheme and before == base.REGISTERED:
-            raise BadInput(f"{PLUGINS}: {plugin} declares no scheme: define a subclass of Scheme with a name")
+        if not has_scheme and before == base.REGISTERED and declaring == base.DECLARING:
+            needed = "define a subclass of Scheme or ExtensionMethod with a name"
+            raise BadInput(f"{PLUGINS}: {plugin} declares no scheme and no method: {needed}")
     except BaseException:
         del sys.modules[name]
         raise

@@ -22,42 +22,55 @@ MAX_CYCLE = 1024
 
 def options(cls: type[Scheme]) -> dict[str, inspect.Parameter]:
     """Options of a scheme by name, with their types and defaults: its keyword-only arguments, and `window`."""
-    with reraise_as_bad_input(f"cannot read the type hints of scheme '{cls.name}'"):
-        hints, keys = typing.get_type_hints(cls.__init__), {}
-    for index, (key, parameter) in enumerate(inspect.signature(cls.__init__).parameters.items()):
-        if index > 2 and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            raise BadInput(f"option '{key}' of scheme '{cls.name}' is not keyword-only: declare it after the *")
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            if key == "window":
-                raise BadInput(f"scheme '{cls.name}' declares an option 'window', which every scheme already has")
-            if key not in hints or parameter.default is inspect.Parameter.empty:
-                raise BadInput(f"option '{key}' of scheme '{cls.name}' needs a type hint and a default")
-            keys[key] = parameter.replace(annotation=hints[key])
+    keys = keyword_options("scheme", cls, positional=2)
+    if "window" in keys:
+        raise BadInput(f"scheme '{cls.name}' declares an option 'window', which every scheme already has")
     window = inspect.Parameter("window", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int | None)
     return {**keys, "window": window}
+
+
+def keyword_options(kind: str, cls: Any, positional: int) -> dict[str, inspect.Parameter]:
+    """Keyword-only arguments of a class whose instances are built from specs, after its positional arguments."""
+    with reraise_as_bad_input(f"cannot read the type hints of {kind} '{cls.name}'"):
+        hints, keys = typing.get_type_hints(cls.__init__), {}
+    for index, (key, parameter) in enumerate(inspect.signature(cls.__init__).parameters.items()):
+        if index > positional and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            raise BadInput(f"option '{key}' of {kind} '{cls.name}' is not keyword-only: declare it after the *")
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            if key not in hints or parameter.default is inspect.Parameter.empty:
+                raise BadInput(f"option '{key}' of {kind} '{cls.name}' needs a type hint and a default")
+            keys[key] = parameter.replace(annotation=hints[key])
+    return keys
 
 
 def parse(spec: str) -> tuple[type[Scheme], dict[str, Any]]:
     """The class of a spec, and its options that differ from their defaults, sorted by key; not of a layer pattern."""
     if "/" in spec:
         raise BadInput(f"'{spec}' is not one scheme: {_PATTERN_FORM}")
-    name, colon, rest = spec.strip().partition(":")
+    name = spec.strip().partition(":")[0]
     schemes = registry()
     if name not in schemes:
         raise unknown("scheme", name, schemes, f"; set {PLUGINS}=FILE.py to add your own")
     allowed = options(schemes[name])
+    values = parse_options("scheme", spec, allowed)
+    check_window(values.get("window"))
+    return schemes[name], {key: values[key] for key in sorted(values) if values[key] != allowed[key].default}
+
+
+def parse_options(kind: str, spec: str, allowed: dict[str, inspect.Parameter]) -> dict[str, Any]:
+    """The options that a spec states, converted to their types."""
+    name, colon, rest = spec.strip().partition(":")
     values: dict[str, Any] = {}
     for part in rest.split(",") if colon else []:
         key, equals, text = (piece.strip() for piece in part.partition("="))
         if key not in allowed:
             raise unknown(f"{name} option", key, allowed)
         if not equals or not text:
-            raise BadInput(f"option '{key}' of scheme '{name}' has no value: write {name}:{key}=VALUE")
+            raise BadInput(f"option '{key}' of {kind} '{name}' has no value: write {name}:{key}=VALUE")
         if key in values:
-            raise BadInput(f"option '{key}' of scheme '{name}' is given twice")
-        values[key] = _parse_value(f"option '{key}' of scheme '{name}'", text, allowed[key].annotation)
-    check_window(values.get("window"))
-    return schemes[name], {key: values[key] for key in sorted(values) if values[key] != allowed[key].default}
+            raise BadInput(f"option '{key}' of {kind} '{name}' is given twice")
+        values[key] = _parse_value(f"option '{key}' of {kind} '{name}'", text, allowed[key].annotation)
+    return values
 
 
 def _parse_value(option: str, text: str, annotation: Any) -> Any:
@@ -166,8 +179,6 @@ def scheme(spec: str, heads: int, head_width: int) -> Scheme:
     window = values.pop("window", None)
     with reraise_as_bad_input(f"cannot build scheme '{spec}' for {heads} heads of width {head_width}"):
         module = cls(heads, head_width, **values)
-        if (vars(module).get("heads"), vars(module).get("head_width")) != (heads, head_width):
-            raise BadInput(f"scheme '{cls.name}' must call super().__init__(heads, head_width) in its __init__")
     module.spec, module.window = spec, window
     return module
 
