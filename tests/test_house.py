@@ -18,8 +18,8 @@ SOURCE = ROOT / "src" / "fieldlens"
 
 # Reading order: a room imports only from rooms above it, and a module only from modules before it in its room.
 ROOMS = {
-    "core": "memory faults errors events format device distributed",
-    "storage": "atomic writable journal folders sealed provenance checkpoints content_cache results run_dir",
+    "core": "limits memory faults errors events format device distributed",
+    "storage": "shape atomic writable journal folders sealed provenance checkpoints content_cache results run_dir",
     "schemes": "window base discovery * spec __init__ layers validation",
     "kernels": "layout rotary blocks cpu_flash attention",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",

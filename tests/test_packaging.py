@@ -38,7 +38,15 @@ def test_the_sdist_holds_what_make_needs(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         held = {name.split("/", 1)[-1] for name in opened.getnames()}
-    for name in ("Makefile", "constraints.txt", "pyproject.toml", "README.md", "docs/index.md", "examples/cliff.py"):
+    for name in (
+        "Makefile",
+        "constraints.txt",
+        "pyproject.toml",
+        "README.md",
+        "SECURITY.md",
+        "docs/index.md",
+        "examples/cliff.py",
+    ):
         assert name in held
     for path in (ROOT / "results").rglob("*.json"):
         assert path.relative_to(ROOT).as_posix() in held

@@ -14,9 +14,11 @@ from scipy import stats
 from fieldlens.core.errors import BadInput
 from fieldlens.evaluation.compare import compare, places
 from fieldlens.evaluation.protocols import Anchor
-from fieldlens.evaluation.result import Evaluation
+from fieldlens.evaluation.result import Evaluation, read_evaluation
 from fieldlens.evaluation.statistics import bootstrap_difference, holm
+from fieldlens.reporting import plots
 from fieldlens.reporting.table import Table, records_csv
+from fieldlens.storage.results import read_result, write_result
 
 
 def evaluation(scheme: str, seed: int, shift: float = 0.0, noise: float = 0.02, **about: Any) -> Evaluation:
@@ -276,3 +278,42 @@ def test_a_small_deviation_is_not_rounded_to_zero() -> None:
         member.losses[64][:] = float(np.log(perplexity))
     assert "258.9 ± 0.4" in [cell for row in compare(members).sheet().rows for cell in row]
     assert [places(2000.0, deviation) for deviation in (None, 0.0, 12.0, 0.6, 0.04, 1e-9)] == [0, 0, 0, 0, 2, 6]
+
+
+def test_an_infinite_perplexity_is_shown_and_not_tested(tmp_path: Path) -> None:
+    explodes = [evaluation("b", seed, 2000.0) for seed in SEEDS]
+    comparison = compare([*(evaluation("a", seed) for seed in SEEDS), *explodes])
+    cells = [cell for cell in comparison.cells if cell["group"] == "b"]
+    assert [(cell["mean"], cell["p"], cell["reason"]) for cell in cells] == [
+        (None, None, "a perplexity is infinite")
+    ] * 2
+    assert [row[2] for row in comparison.sheet().rows] == ["∞", "∞"]
+    json.dumps(comparison.to_json(), allow_nan=False)
+    plots.save(plots.figure_of(plots.perplexity_lines(comparison.lines())), tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("weights", [[]]), ("configuration", {}), ("window", []), ("lengths", [0, 64]), ("segments", "x"),
+        ("train_length", 1e308), ("name", None), ("scheme", -1), ("protocol", True), ("targets", 10**30),
+    ],
+)  # fmt: skip
+def test_a_result_of_another_shape_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    result = evaluation("a", 1, protocol={"name": "p"}, versions={"fieldlens": "1"}, lengths=[64, 128])
+    result.save(tmp_path / "a.json")
+    about, arrays = read_result(tmp_path / "a.json")
+    assert read_evaluation(tmp_path / "a.json").table == result.table
+    target = about["model"] if key in ("weights", "configuration", "train_length", "name", "scheme") else about
+    target[key] = value
+    write_result(tmp_path / "a.json", about, arrays)  # with a new seal
+    with pytest.raises(BadInput, match="is not a complete result of an evaluation"):
+        read_evaluation(tmp_path / "a.json")
+
+
+def test_a_result_from_before_a_field_was_added_joins_the_others() -> None:
+    old, new = evaluation("a", 1), evaluation("a", 2)
+    new.about["model"]["recipe"]["optimiser"] = "adamw"
+    other = evaluation("a", 3)
+    other.about["model"]["recipe"]["optimiser"] = "muon"
+    assert [group.seeds() for group in compare([old, new, other]).groups] == [[1, 2], [3]]

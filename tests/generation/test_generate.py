@@ -12,6 +12,7 @@ from torch import Tensor
 import fieldlens
 from fieldlens import Config, Decoder
 from fieldlens.core.errors import BadInput, NonFiniteResult, OutOfMemory
+from fieldlens.generation import hf
 from fieldlens.generation.generate import Generation, generate, plan
 from fieldlens.generation.hf import supports_sliding_cache
 from fieldlens.generation.sampling import Sampling
@@ -389,6 +390,26 @@ def test_gradients_pass_through_the_cache() -> None:
         return gradient_BTD
 
     assert (gradient([12]) - gradient([7, 4, 1])).abs().max() < 1e-12
+
+
+def test_a_bug_of_ours_is_not_a_model_that_cannot_slide(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter: Any = adapt(build("llama"))
+    ours, theirs = (eval("lambda *_, **__: [][0]", {"__name__": name}) for name in ("fieldlens.x", "transformers.x"))
+    with monkeypatch.context() as patch:
+        patch.setattr(hf, "sliding_cache", ours)
+        with pytest.raises(IndexError):
+            supports_sliding_cache(adapter)
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter.model, "prepare_inputs_for_generation", ours)
+        with pytest.raises(IndexError):
+            hf.cache_reset_length(adapter, 3)
+        patch.setattr(adapter.model, "prepare_inputs_for_generation", theirs)
+        assert hf.cache_reset_length(adapter, 3) is None
+        patch.setattr(adapter.model, "forward", theirs)
+        assert not supports_sliding_cache(adapter)
+        patch.setattr(adapter.model, "forward", lambda **_: torch.empty(1 << 50))
+        with pytest.raises(RuntimeError, match="allocate memory"):
+            supports_sliding_cache(adapter)
 
 
 def test_a_sliding_cache_cannot_be_cropped() -> None:

@@ -221,3 +221,15 @@ def test_invalid_models_are_one_line(home: Path, tmp_path: Path, capsys: pytest.
         assert (code, out) == (2, "")
         assert message in err
         assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("eos", ['"x"', "[1.5]", "-3", "[[1]]", "true", '{"a": 1}'])
+def test_a_wrong_eos_token_id_is_one_line(
+    eos: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(home / "llama", tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(f'{{"eos_token_id": {eos}}}')
+    code, _, err = run_generate(capsys, tmp_path / "model", "--prompt", "ab", "--tokens", "2")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "eos_token_id" in err

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,15 @@ def test_padding_on_the_left_changes_nothing(every_spec: str, window: int | None
     for row, prompt in zip(output, prompts, strict=True):
         alone = greedy(model, prompt, 10)[0]
         assert row[-len(alone) :].tolist() == alone.tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 2}])
+def test_padding_on_the_right_says_where_to_pad(options: dict[str, Any]) -> None:
+    padded = torch.randint(1, 60, (2, 9))
+    padded[1, 6:] = 0
+    model = FieldlensForCausalLM.of(decoder("sandwich"))
+    with pytest.raises(BadInput, match="pad on the left"):
+        model.generate(padded, attention_mask=(padded > 0).long(), max_new_tokens=3, pad_token_id=0, **options)
 
 
 @pytest.mark.parametrize("hole", [slice(5, 9), slice(2, 4)])

@@ -35,6 +35,9 @@ class Cliff(Scheme):
 '''
 
 
+INIT = PLUGIN[PLUGIN.index("        super()") : PLUGIN.index("\n    def bias")]
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "cliff.py").write_text(PLUGIN)
@@ -140,3 +143,33 @@ def test_two_schemes_of_one_name(tmp_path: Path) -> None:
     )
     assert child.returncode == 2
     assert "scheme 'alibi' is declared twice" in child.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "message"),
+    [
+        ("class Cliff", "import sys\nsys.exit(7)\nclass Cliff", 2, "cannot import"),
+        ("        super().__init__(heads, head_width)\n", "", 2, "before Module.__init__() call"),
+        (INIT, "        pass\n", 2, "must call super().__init__(heads, head_width)"),
+        ('label = "Cliff"', 'label = "[/bold]"', 0, "[/bold]"),
+        ('label = "Cliff"', "label = 7", 2, "must be strings"),
+        (
+            'name = "cliff"',
+            'name, marker = "cliff", "no such marker"',
+            2,
+            "the marker of scheme 'cliff' must be one of",
+        ),
+    ],
+)
+def test_a_plugin_that_misbehaves_is_one_line(
+    old: str, new: str, code: int, message: str, environment: dict[str, str]
+) -> None:
+    assert old in PLUGIN
+    Path(environment["FIELDLENS_PLUGINS"]).write_text(PLUGIN.replace(old, new))
+    child = subprocess.run(
+        [sys.executable, "-m", "fieldlens", "schemes", "cliff"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert child.returncode == code, child.stderr
+    assert message in (child.stderr if code else child.stdout)
+    assert child.stderr.count("\n") == (1 if code else 0)

@@ -19,7 +19,7 @@ class Watcher:
     def __init__(self, console: Console, quiet: bool) -> None:
         self.console, self.quiet = console, quiet
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TimeRemainingColumn(),

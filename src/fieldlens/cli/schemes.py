@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from rich.markup import escape
 
 from fieldlens.cli.console import console
 from fieldlens.core.device import Machine
@@ -200,11 +201,12 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         learned = (
             f"{row['learned_parameters']} learned parameters" if row["learned_parameters"] else "no learned parameters"
         )
-        screen.print(f"[bold]{row['spec']}[/bold]  {row['label']}, {row['kind']}, {learned}. {row['source']}")
+        label, source = escape(row["label"]), escape(row["source"])
+        screen.print(f"[bold]{escape(row['spec'])}[/bold]  {label}, {row['kind']}, {learned}. {source}")
         keys = "  ".join(_option(key, **about) for key, about in row["options"].items())
-        screen.print(f"    options: {keys}", style="dim")
+        screen.print(f"    options: {keys}", style="dim", markup=False)
     for row in report.get("fits", []):
-        screen.print(f"{row['spec']}, head {row['head']}: {_curve(row)}")
+        screen.print(f"{row['spec']}, head {row['head']}: {_curve(row)}", markup=False)
         if "paper" in row:
             screen.print(f"{' ' * len(row['spec'])}   the paper: {_curve(row['paper'])}")
     if "plot" in report:

@@ -1,4 +1,4 @@
-"""Selection of device, dtype and number of threads."""
+"""Selection of device, dtype and number of threads, and the limit on what is read."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.limits import DOCUMENT_BYTES, document_bytes
 from fieldlens.core.memory import keep_pages
 
 if TYPE_CHECKING:  # the command line prints its help without importing torch
@@ -25,11 +26,15 @@ class Machine:
     threads
         Number of CPU threads; torch's default if not set. Use 1 if other jobs run on the same machine: competing
         threads are slow.
+    max_document_bytes
+        Largest document to read, in bytes after decompression; a plain text file and a line of JSONL are one document.
+        Raise it for larger ones; it protects against endless input and compression bombs.
     """
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "float64", "bfloat16"] = "auto"
     threads: int | None = None
+    max_document_bytes: int = DOCUMENT_BYTES
 
     def start(self) -> "tuple[torch.device, torch.dtype]":
         """Configure threads and memory, and return the device and dtype.
@@ -38,6 +43,7 @@ class Machine:
         """
         import torch
 
+        self.set_limits()
         if self.threads is not None:
             if self.threads < 1:
                 raise BadInput(f"threads must be at least 1, got {self.threads}")
@@ -46,6 +52,12 @@ class Machine:
         keep_pages()
         device = self.choose_device()
         return device, self.choose_dtype(device)
+
+    def set_limits(self) -> None:
+        """Set the size of the largest document that this process reads."""
+        if self.max_document_bytes < 1:
+            raise BadInput(f"max_document_bytes must be at least 1, got {self.max_document_bytes}")
+        document_bytes.set(self.max_document_bytes)
 
     def choose_device(self) -> "torch.device":
         import torch

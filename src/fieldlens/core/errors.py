@@ -64,8 +64,9 @@ def reraise_as_bad_input(
     except FieldlensError:
         raise
     except BaseException as error:
-        panic = type(error).__name__ == "PanicException"  # of a library written in Rust; not an Exception
-        if not isinstance(error, catch) and not (panic and Exception in catch):
+        # a panic of a library written in Rust and sys.exit() in user code are no Exceptions
+        other = type(error).__name__ == "PanicException" or isinstance(error, SystemExit)
+        if not isinstance(error, catch) and not (other and Exception in catch):
             raise
         if fault := machine_fault(error):
             raise fault from error

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.format import format_bytes
+from fieldlens.core.limits import document_bytes
 
 ROLE = re.compile(r"(train|validation|valid|val|test)(-\d+-of-\d+)?(\..+)?")
 DATA = re.compile(r"\w+(-\d+-of-\d+)?\.(txt|jsonl)(\.(gz|zst))?")
 JSON = re.compile(r"\.json(\.gz|\.zst)?$", re.IGNORECASE)
 ASIDE = re.compile(r"(readme|licen[cs]e)\b.*", re.IGNORECASE)
 _BOM = b"\xef\xbb\xbf"
-_CHUNK = 1 << 16
+_CHUNK, _COMPRESSED_CHUNK = 1 << 16, 1 << 10
+"""Bytes read at once; fewer of a compressed file, where each may stand for many thousands."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +120,23 @@ class File:
 
     def documents(self) -> Iterator[str]:
         if not self.form.startswith("jsonl"):
-            yield self._decode(b"".join(self._chunks()), 0)
+            yield self._decode(b"".join(self._limited(self._chunks())), 0)
             return
         offset = 0
-        for number, line in enumerate(_lines(self._chunks()), 1):
+        for number, line in enumerate(_lines(self._chunks(), self.path), 1):
             text = self._decode(line, offset)
             if text.strip():
                 yield self._parse(text, number)
             offset += len(line) + 1
+
+    def _limited(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The chunks of one document; an error as soon as it is larger than allowed."""
+        size, limit = 0, document_bytes.get()
+        for chunk in chunks:
+            size += len(chunk)
+            if size > limit:
+                raise too_large(self.path)
+            yield chunk
 
     def _decode(self, data: bytes, offset: int) -> str:
         skipped = len(_BOM) if not offset and data.startswith(_BOM) else 0
@@ -166,14 +178,14 @@ class File:
     def _open(self) -> BufferedReader | BytesIO:
         return self.path.open("rb") if self.piped is None else BytesIO(self.piped)
 
-    def _raw(self) -> Iterator[bytes]:
+    def _raw(self, size: int = _CHUNK) -> Iterator[bytes]:
         with self._open() as file:
-            while chunk := file.read(_CHUNK):
+            while chunk := file.read(size):
                 yield chunk
 
     def _decompressed(self, start: Callable[[], Any], failure: type[Exception]) -> Iterator[bytes]:
         stream = start()
-        for chunk in self._raw():
+        for chunk in self._raw(_COMPRESSED_CHUNK):
             data = chunk
             while data:
                 if stream.eof:
@@ -187,14 +199,26 @@ class File:
             raise BadInput(f"{self.path}: truncated, the compressed stream is incomplete")
 
 
-def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Split at newlines only; lines may have any length."""
+def _lines(chunks: Iterable[bytes], name: object = "the input") -> Iterator[bytes]:
+    """Split at newlines only; a line may be as large as a document."""
     pending: list[bytes] = []
+    size, limit = 0, document_bytes.get()
     for chunk in chunks:
         *complete, rest = chunk.split(b"\n")
         for line in complete:
             yield b"".join([*pending, line])
-            pending = []
+            pending, size = [], 0
         pending.append(rest)
+        size += len(rest)
+        if size > limit:
+            raise too_large(f"a line of {name}")
     if last := b"".join(pending):
         yield last
+
+
+def too_large(name: object) -> BadInput:
+    """Error for a document that is larger than allowed."""
+    size = format_bytes(document_bytes.get())
+    return BadInput(
+        f"{name} is larger than {size}, the limit for one document: split it, or raise --max-document-bytes"
+    )

@@ -5,13 +5,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.limits import document_bytes
 from fieldlens.data.corpus import open_corpus
-from fieldlens.data.documents import File, refuse_json
+from fieldlens.data.documents import File, refuse_json, too_large
 from fieldlens.data.tokenizer import Coder, find_bos
 from fieldlens.data.tokens import tokenize
 
@@ -55,11 +56,26 @@ def read_text(corpus: str, split: str, tokenizer: Path, progress: bool = True, f
 def open_text(path: Path) -> File:
     """Open the file given by --text; a pipe is read immediately, because it can be read only once."""
     if str(path) == "-":
-        return _piped(Path("stdin"), sys.stdin.buffer.read())
+        return _piped(Path("stdin"), _read_all(Path("stdin"), sys.stdin.buffer))
     if not path.exists() or path.is_dir():
         raise BadInput(f"{path} is not a file: --text takes a text or JSONL file")
     refuse_json(path.name)
-    return File(path.name, path, None) if path.is_file() else _piped(path, path.read_bytes())
+    if path.is_file():
+        return File(path.name, path, None)
+    with path.open("rb") as stream:
+        return _piped(path, _read_all(path, stream))
+
+
+def _read_all(path: Path, stream: BinaryIO) -> bytes:
+    """The content of a pipe or device, which may be endless."""
+    limit = document_bytes.get()
+    chunks, size = [], 0
+    while size <= limit and (chunk := stream.read(min(1 << 20, limit + 1 - size))):
+        chunks.append(chunk)
+        size += len(chunk)
+    if size > limit:
+        raise too_large(path)
+    return b"".join(chunks)
 
 
 def _piped(path: Path, content: bytes) -> File:
@@ -73,14 +89,18 @@ def _piped(path: Path, content: bytes) -> File:
 def _is_object(line: bytes) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
 def read_file(file: File, tokenizer: Path) -> Text:
     """Tokenize the documents of one file; a plain text file is one document."""
-    coder = Coder(tokenizer)
-    encoded = [coder.whole(document) for document in file.documents() if document]
+    coder, encoded, size = Coder(tokenizer), [], 0
+    for document in file.documents():
+        size += len(document)
+        if size > document_bytes.get():  # all of it is kept in memory
+            raise too_large(file.path)
+        encoded += [coder.whole(document)] if document else []
     if not encoded:
         raise BadInput(f"{file.path} is empty: it contains no text")
     documents, sizes = map(list, zip(*encoded, strict=True))

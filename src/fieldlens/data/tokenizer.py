@@ -1,6 +1,7 @@
 """Tokenizers: a byte-level BPE trained on a corpus, or one loaded and validated from a folder."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,8 +28,11 @@ FORMAT = 1
 
 _BYTES = 256
 _PIECE = 1 << 12
+_AT_ONCE = 256
 _SPACE = "Ġ"  # a space in byte-level vocabularies
 _LARGEST = 1 << 24
+_GROWTH = 1000
+"""How many times longer the rules of a tokenizer may make a text."""
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, max_bytes: int | None = None) -> Path:
@@ -99,7 +103,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         raise BadInput(f"{folder} is not a tokenizer folder: it has no tokenizer.json")
-    _refuse_prefix(file)
+    _refuse_hostile(file)
     with _panics_as_bad_input(file), _silent_stderr():
         tokenizer = Tokenizer.from_file(str(file))
         tokenizer.no_truncation()
@@ -111,15 +115,30 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _refuse_prefix(file: Path) -> None:
-    """Reject BPE with a subword prefix: a crafted one makes the library abort the process."""
+def _refuse_hostile(file: Path) -> None:
+    """Reject what makes the library abort the process: BPE with a subword prefix, rules that multiply the text."""
     try:
-        model = json.loads(file.read_bytes()).get("model") or {}
+        description = json.loads(file.read_bytes())
+        model = description.get("model") or {}
         prefix = model.get("continuing_subword_prefix") if "merges" in model else None
+        growth = max(_growth(description.get(key)) for key in ("normalizer", "pre_tokenizer", "decoder"))
     except (ValueError, AttributeError, RecursionError) as error:
         raise BadInput(f"{file} is not a tokenizer ({error})") from None
     if prefix:
         raise BadInput(f"{file}: BPE with the subword prefix '{prefix}' is not supported")
+    if growth > _GROWTH:
+        raise BadInput(f"{file}: its rules can make a text {growth:,} times longer, at most {_GROWTH} times is allowed")
+
+
+def _growth(rule: Any) -> int:
+    """How many times longer a rule of a tokenizer, with the rules in it, can make a text."""
+    if isinstance(rule, list):
+        return math.prod(map(_growth, rule))
+    if not isinstance(rule, dict):
+        return 1
+    inserted = max((len(rule[key]) for key in ("content", "prepend") if isinstance(rule.get(key), str)), default=1)
+    inner = math.prod(_growth(value) for value in rule.values() if isinstance(value, list | dict))
+    return max(1, inserted) * inner
 
 
 @contextmanager
@@ -281,7 +300,10 @@ class Coder:
 
     def whole(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Encode a text: its tokens and the number of bytes of each."""
-        encoded = self.encode(self.pieces(text))
+        encoded: list[tuple[np.ndarray, np.ndarray]] = []
+        pieces = self.pieces(text)
+        for start in range(0, len(pieces), _AT_ONCE):  # the library's own encodings take 100 times the text
+            encoded += self.encode(pieces[start : start + _AT_ONCE])
         return np.concatenate([ids for ids, _ in encoded]), np.concatenate([sizes for _, sizes in encoded])
 
     def encode(self, pieces: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -14,6 +14,7 @@ from fieldlens.evaluation.statistics import bootstrap_difference, differences, f
 from fieldlens.evaluation.verdict import ALPHA
 from fieldlens.reporting.plots import Line
 from fieldlens.reporting.table import Table
+from fieldlens.training.recipe import without_defaults
 
 By = Literal["documents", "tokens"]
 
@@ -23,17 +24,17 @@ FOREIGN = -1
 ALIKE = ("protocol", "segments", "target_seed", "data", "align", "tokenizer", "bos")
 """Keys that must be equal for evaluations to be compared, in addition to dtype and targets."""
 
+NOT_COMPARED = ("seed", "corpus", "tokenizer")
 ACROSS = 8
 """Maximum number of groups shown as columns; with more, groups are rows."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Evaluations of one experiment that differ only in the seed."""
+    """Evaluations of one experiment that differ only in the seed; a model without a seed has FOREIGN."""
 
     name: str
     members: dict[int, Evaluation]
-    """Evaluations by seed; a model without a seed has FOREIGN."""
 
     def values(self, length: int) -> dict[int, float]:
         """Perplexity, or bits per byte, by seed; seeds that diverged are left out."""
@@ -100,10 +101,10 @@ class Comparison:
             if not alive:
                 continue
             cells = [cell for cell in self.cells if cell["group"] == group.name]
-            middle = [cell["mean"] for cell in cells]
-            low, high = ([cell["mean"] + sign * (cell["deviation"] or 0.0) for cell in cells] for sign in (-1, 1))
-            spec = alive[0].about["model"].get("scheme")
-            lines.append(Line(group.name, spec, self.lengths, middle, low, high, train_length=alive[0].train_length))
+            pairs = [(cell["mean"], cell["deviation"] or 0.0) for cell in cells]
+            low, middle, high = ([mean and mean + sign * spread for mean, spread in pairs] for sign in (-1, 0, 1))
+            spec, train_length = alive[0].about["model"].get("scheme"), alive[0].train_length
+            lines.append(Line(group.name, spec, self.lengths, middle, low, high, train_length))
         return lines
 
     def notes(self) -> list[str]:
@@ -213,7 +214,7 @@ def _identity(evaluation: Evaluation) -> dict[str, Any]:
     if "recipe" not in model:
         identity = {key: model.get(key) for key in ("name", "weights", "configuration")}
         return {**identity, "window": evaluation.about["window"]}
-    recipe = {key: value for key, value in model["recipe"].items() if key not in ("seed", "corpus", "tokenizer")}
+    recipe = {key: value for key, value in without_defaults(model["recipe"]).items() if key not in NOT_COMPARED}
     about = {"data": model.get("data"), "scheme_source": model.get("scheme_source")}
     return {**recipe, **about, "cache window": evaluation.about["window"]}
 
@@ -261,8 +262,8 @@ def _summary(group: Group, length: int) -> dict[str, Any]:
         "length": length,
         "seeds": len(values),
         "diverged": len(group.diverged()),
-        "mean": fmean(values) if values else None,
-        "deviation": stdev(values) if len(values) > 1 else None,
+        "mean": finite(fmean(values)) if values else None,
+        "deviation": stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None,
         "mark": "",
     }
 
@@ -270,8 +271,10 @@ def _summary(group: Group, length: int) -> dict[str, Any]:
 def _over_seeds(values: dict[int, float], reference: dict[int, float]) -> dict[str, Any]:
     """Paired t-test over the seeds that both groups have."""
     shared = sorted(values.keys() & reference.keys())
-    if not shared:
-        return {"pairs": 0, "difference": None, "t": None, "p": None, "reason": "no seed in common"}
+    infinite = not all(math.isfinite(group[seed]) for group in (values, reference) for seed in shared)
+    if infinite or not shared:
+        reason = "a perplexity is infinite" if infinite else "no seed in common"
+        return {"pairs": len(shared), "difference": None, "t": None, "p": None, "reason": reason}
     test = paired_t([values[seed] for seed in shared], [reference[seed] for seed in shared])
     t = finite(test.statistic)
     return {"pairs": len(shared), "difference": test.difference, "t": t, "p": test.p, "reason": test.reason}
@@ -328,7 +331,7 @@ def _mark(tested: list[dict[str, Any]], within: list[dict[str, Any]]) -> None:
 
 def _cell(cell: dict[str, Any]) -> str:
     if cell["mean"] is None:
-        return "diverged" if cell["diverged"] else "–"
+        return "∞" if cell["seeds"] else "diverged" if cell["diverged"] else "–"
     digits = places(cell["mean"], cell["deviation"])
     spread = f" ± {cell['deviation']:.{digits}f}" if cell["deviation"] is not None else ""
     return f"{cell['mean']:.{digits}f}{spread}{cell['mark']}"

@@ -17,6 +17,7 @@ from fieldlens.evaluation.protocols import Anchor, Protocol
 from fieldlens.evaluation.statistics import Interval, bootstrap_mean, finite
 from fieldlens.evaluation.verdict import describe, judge
 from fieldlens.storage.results import read_result, write_result
+from fieldlens.storage.shape import check_shape, positive
 from fieldlens.training.loss import LARGEST
 
 if TYPE_CHECKING:
@@ -255,6 +256,8 @@ def read_evaluation(path: Path) -> Evaluation:
         losses = dict(zip(about["lengths"], torch.from_numpy(losses_LN), strict=True))
         if losses_LN.shape != (len(about["lengths"]), about["targets"]) or len(targets) != about["targets"]:
             raise ValueError(f"expected {about['targets']} targets, the losses have the shape {losses_LN.shape}")
+        if len(losses) != len(about["lengths"]) or (about.get("align") == "bytes" and "sizes" not in arrays):
+            raise ValueError("a length is repeated, or the sizes of the targets are missing")
         if not np.isfinite(losses_LN).all():
             raise ValueError("some losses are not finite")
         for key in ("results", "verdict", "targets", "documents"):
@@ -267,16 +270,22 @@ def read_evaluation(path: Path) -> Evaluation:
     return Evaluation(about, losses, targets, arrays.get("sizes"))
 
 
+MODEL = {
+    "name": str, "train_length": (positive, None), "scheme?": (str, None), "weights?": (str, None),
+    "configuration?": (str, None), "dtype?": (str, None), "folder?": str, "recipe?": {"scheme": str, "seed?": int},
+}  # fmt: skip
+"""The shape of a model's record in a result."""
+
+SHAPE = {
+    "model": MODEL, "protocol": {"name": str, "same_targets?": bool}, "lengths": [positive], "segments": positive,
+    "targets": positive, "window": (positive, None), "align?": str, "versions?": {"fieldlens": str},
+}  # fmt: skip
+"""The shape of an evaluation."""
+
+
 def _check_about(about: dict[str, Any]) -> None:
     """Check the keys that every reader needs."""
-    model = about["model"]
-    if not isinstance(model["name"], str):
-        raise TypeError("the name is not a string")
-    int(model.get("recipe", {}).get("seed", 0))
-    if about.get("state") != "diverged":
-        if not all(isinstance(length, int) for length in about["lengths"]):
-            raise TypeError("a length is not a number")
-        _ = about["protocol"]["name"], about["segments"], about["targets"], model["train_length"]
+    check_shape(about, SHAPE if about.get("state") != "diverged" else {"model": MODEL, "window": (positive, None)})
 
 
 def _shown(value: float | None) -> str:

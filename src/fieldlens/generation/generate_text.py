@@ -81,10 +81,10 @@ def generate_text(
     loaded = load(origin, device, dtype, request.train_length)
     parse_prompts(ids, loaded.adapter.vocab_size)  # fail before any output
     chosen_plan = plan(loaded.adapter, request.mode, request.window, [len(ids)], request.tokens)
+    ends = frozenset() if request.past_end else _end_tokens(loaded.adapter, coder)
     for note in chosen_plan.notes:
         on_note(note)
     detokenizer, pieces = Detokenizer(coder.tokenizer, ids), list[str]()
-    ends = frozenset() if request.past_end else _end_tokens(loaded.adapter, coder)
 
     def watch(ids_B: Tensor) -> None:
         token = int(ids_B[0])
@@ -111,5 +111,8 @@ def _end_tokens(adapter: ModelAdapter, coder: Coder) -> frozenset[int]:
     """Return the end-of-text tokens of the tokenizer and of a transformers model's generation_config."""
     config = getattr(getattr(adapter, "model", None), "generation_config", None)
     eos = getattr(config, "eos_token_id", None)
-    tokens = {*eos_token_ids(coder.tokenizer, coder.folder), *(eos if isinstance(eos, list) else [eos])}
-    return frozenset(token for token in tokens if token is not None and token < adapter.vocab_size)
+    named = [token for token in (eos if isinstance(eos, list) else [eos]) if token is not None]
+    if wrong := [token for token in named if type(token) is not int or token < 0]:
+        raise BadInput(f"eos_token_id in generation_config.json must be a token id or a list of them, got {wrong[0]!r}")
+    tokens = {*eos_token_ids(coder.tokenizer, coder.folder), *named}
+    return frozenset(token for token in tokens if token < adapter.vocab_size)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fieldlens.core.errors import BadInput, NonFiniteResult, message_only, reraise_as_bad_input
+from fieldlens.core.memory import out_of_memory
 from fieldlens.generation.engine import CHUNK
 from fieldlens.generation.sampling import Continuation, TokenCallback
 from fieldlens.models.adapters.base import CLOSE, close
@@ -24,6 +25,9 @@ from fieldlens.schemes.window import min_window
 
 OTHER_MODES = "use mode full or re-encode"
 
+UNSUPPORTED = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError)
+"""What models raise that do not support a cache or a window."""
+
 
 def sliding_cache(adapter: HFAdapter, window: int) -> Any:
     """Create a transformers cache that keeps `window` keys in every layer, or fewer if no layer sees that many."""
@@ -32,6 +36,17 @@ def sliding_cache(adapter: HFAdapter, window: int) -> Any:
     # the same width for all layers: transformers derives the mask of every layer from the size of the first
     width = max(min_window(layer_window, window) or window for layer_window in adapter.windows)
     return Cache(layers=[DynamicSlidingWindowLayer(sliding_window=width) for _ in adapter.windows])
+
+
+def is_our_own(error: Exception) -> bool:
+    """Whether an error comes from the code of this library, not from a model's; or from a lack of memory."""
+    if isinstance(error, BadInput):  # how we say that a model is not supported
+        return False
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return out_of_memory(error) or module.split(".")[0] == "fieldlens"
 
 
 def supports_sliding_cache(adapter: HFAdapter, padded: bool = False) -> bool:
@@ -54,7 +69,9 @@ def supports_sliding_cache(adapter: HFAdapter, padded: bool = False) -> bool:
                 chunk_BT = ids_BT[:, start:stop]
                 cached = adapter.model(input_ids=chunk_BT, past_key_values=cache, use_cache=True, **mask).logits[:, -1]
             banded = adapter.model(input_ids=ids_BT, use_cache=False, **mask).logits[:, -1]
-    except Exception:  # models without support raise various exceptions
+    except UNSUPPORTED as error:
+        if is_our_own(error):
+            raise
         return False
     return close(cached, banded)
 
@@ -74,7 +91,9 @@ def _discards_cache(adapter: HFAdapter, length: int) -> bool:
     inputs = {"past_key_values": cache, "attention_mask": torch.ones_like(ids_BT), "use_cache": True}
     try:
         return adapter.model.prepare_inputs_for_generation(ids_BT, **inputs).get("past_key_values") is not cache
-    except Exception:  # the model cannot be probed: the returned cache is checked after generation
+    except UNSUPPORTED as error:  # the model cannot be probed: the returned cache is checked after generation
+        if is_our_own(error):
+            raise
         return False
 
 

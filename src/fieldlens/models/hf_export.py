@@ -229,6 +229,9 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *rest: Any, **named: Any
     ) -> Any:
         """Called by `generate`: use a sliding cache unless a cache or a cache implementation was specified."""
+        mask_BT = model_kwargs.get("attention_mask")
+        if mask_BT is not None and mask_BT.ndim == 2 and not bool(mask_BT[:, -1].all()):
+            raise BadInput("a prompt ends in padding: pad on the left (tokenizer.padding_side = 'left')")
         options = generation_config
         default = options.use_cache is not False and options.cache_implementation in (None, "dynamic")
         default = default and not options.is_assistant  # tokens of an assistant may be removed

@@ -199,7 +199,7 @@ class PaperResults:
             try:
                 timings = json.loads((self.folder / result.name / "timings.json").read_bytes())
                 seconds[seed] = float(timings["train_cpu" if _on_cpu(result) else "train"])
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue
         return seconds
 

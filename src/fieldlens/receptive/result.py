@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from fieldlens.core.errors import BadInput
+from fieldlens.evaluation.result import MODEL
 from fieldlens.receptive.advice import advise, coverage
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.field import ReceptiveField
 from fieldlens.storage.results import read_result, write_result
+from fieldlens.storage.shape import check_shape, positive
 
 KIND = "fieldlens measurement"
 RULES = 1
@@ -81,12 +83,25 @@ def save_measurement(measurement: Measurement, path: Path) -> None:
     write_result(path, measurement.to_json(), arrays)
 
 
+SHAPE = {
+    "model": MODEL | {"scheme": (str, None)}, "data": {"corpus": str}, "versions": {"fieldlens": str},
+    "asked": {"length": positive, "target": str, "bos": (int, None), "segments": positive},
+    "theoretical": ({"exact": positive}, None), "probe": (dict, None),
+    "receptive_field": {
+        "name": str, "length": positive, "segments": positive, "average": str, "train_length": (positive, None),
+        "undefined_reason": str,
+    },
+}  # fmt: skip
+"""The shape of a measurement."""
+
+
 def read_measurement(path: Path) -> Measurement:
     """A saved measurement, verified."""
     about, arrays = read_result(path)
     if about.get("kind") != KIND:
         raise BadInput(f"{path} is not the result of a measurement")
     try:
+        check_shape(about, SHAPE)
         saved, norms_NT = about["receptive_field"], arrays["norms"].astype(np.float64)
         bos = about["asked"]["bos"] is not None
         expected = (saved["segments"], saved["length"] + bos)

@@ -16,6 +16,9 @@ MAX_SIZE = 2**16
 """Maximum number of heads, head width and size of a scheme's tables; catches typing errors."""
 
 
+MARKERS = ".,ov^<>8spP*hHXxdD|_+1234"
+"""Markers of Matplotlib that a scheme may have in plots."""
+
 REGISTERED: dict[str, type["Scheme"]] = {}
 
 DECLARING: set[str] = set()
@@ -57,6 +60,10 @@ class Scheme(nn.Module):
                 raise BadInput(f"invalid scheme name {cls.name!r}: use letters, digits, _ and -")
             if cls.colour and not re.fullmatch(r"#[0-9a-fA-F]{6}", cls.colour):
                 raise BadInput(f"the colour of scheme '{cls.name}' must be a code like #0072B2, got {cls.colour!r}")
+            if not all(isinstance(text, str) for text in (cls.label, cls.source)):
+                raise BadInput(f"label and source of scheme '{cls.name}' must be strings")
+            if cls.marker not in tuple(MARKERS):
+                raise BadInput(f"the marker of scheme '{cls.name}' must be one of {MARKERS}, got {cls.marker!r}")
             cls.label, cls.file_hash = cls.label or cls.name, file_hash(cls)
             first = REGISTERED.setdefault(cls.name, cls)
             if first.__qualname__ != cls.__qualname__ or first.__module__ != cls.__module__:

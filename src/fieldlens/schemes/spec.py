@@ -179,6 +179,8 @@ def scheme(spec: str, heads: int, head_width: int) -> Scheme:
     window = values.pop("window", None)
     with reraise_as_bad_input(f"cannot build scheme '{spec}' for {heads} heads of width {head_width}"):
         module = cls(heads, head_width, **values)
+        if (vars(module).get("heads"), vars(module).get("head_width")) != (heads, head_width):
+            raise BadInput(f"scheme '{cls.name}' must call super().__init__(heads, head_width) in its __init__")
     module.spec, module.window = spec, window
     return module
 

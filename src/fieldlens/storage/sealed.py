@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fieldlens.core.errors import BadInput
+from fieldlens.core.limits import is_nested_too_deeply
 from fieldlens.storage.atomic import replace_file
 
 SEAL = "seal"
@@ -44,6 +45,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path} cannot be read: it is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from None
+    if is_nested_too_deeply(content):
+        raise BadInput(f"{path} cannot be read: it is nested too deeply")
     if not isinstance(content, dict):
         raise BadInput(f"{path} is not a JSON object")
     return content

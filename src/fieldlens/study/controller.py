@@ -156,9 +156,8 @@ class Controller:
     def _record_failure(self, job: Job, code: int, reason: str) -> None:
         """Record a failed attempt. Three without further progress are final, and so is invalid input."""
         path, log = self.paths.attempts(job), self.paths.log(job)
-        attempts = json.loads(path.read_text()) if path.exists() else []
         current = reached(job, self.paths)
-        attempts = [attempt for attempt in attempts if attempt["reached"] == current]
+        attempts = [attempt for attempt in _attempts(path) if attempt["reached"] == current]
         attempts.append({"code": code, "reason": reason, "reached": current})
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(attempts).encode())
@@ -214,3 +213,13 @@ def clear_failures(study: Study, paths: StudyPaths) -> None:
     for job in study.jobs:
         for path in (paths.failure(job), paths.attempts(job)):
             path.unlink(missing_ok=True)
+
+
+def _attempts(path: Path) -> list[dict[str, Any]]:
+    """The attempts that failed so far; none if their file is damaged."""
+    try:
+        attempts = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return []
+    valid = isinstance(attempts, list) and all(isinstance(row, dict) and "reached" in row for row in attempts)
+    return attempts if valid else []

@@ -34,7 +34,7 @@ from fieldlens.receptive.request import MeasureRequest
 from fieldlens.receptive.result import Measurement, save_measurement
 from fieldlens.storage.atomic import hash_of, replace_file
 from fieldlens.storage.run_dir import Occupied, Run, locked
-from fieldlens.storage.sealed import write_sealed
+from fieldlens.storage.sealed import read_json, write_sealed
 from fieldlens.study.plan import Job, job_from, request_fields
 from fieldlens.study.result_folder import RECORD
 from fieldlens.study.state import StudyPaths, state_of
@@ -64,8 +64,8 @@ class JobProgress:
         self.start: tuple[float, float] | None = None
         """Time of the first progress in this stage by this attempt, and the share that was done then."""
         self.seconds: dict[str, float] = {}
-        with suppress(OSError, ValueError):
-            self.seconds = json.loads(self.clock.read_text())
+        with suppress(BadInput):
+            self.seconds = read_json(self.clock)
 
     @contextmanager
     def at(self, stage: str) -> Iterator[None]:
@@ -114,6 +114,7 @@ class JobProgress:
 
 def perform(job: Job, paths: StudyPaths, corpus: str, machine: Machine) -> None:
     """Run the stages of a job that are missing, and write its result."""
+    machine.set_limits()
     work = paths.work(job)
     with locked(paths.lock(job), f"{work}: another process is working on this job"):
         text = open_corpus(corpus).fingerprint()

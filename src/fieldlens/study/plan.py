@@ -191,11 +191,9 @@ def read_study(name_or_path: str) -> Study:
     else:
         raise unknown("study", name_or_path, built_in())
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"{name_or_path} is not TOML: {error}") from None
-    try:
-        return _study(content, name, folder)
+        return _study(tomllib.loads(text), name, folder)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadInput(f"{name_or_path} is not TOML, or nested too deeply: {error}") from None
     except BadInput as error:
         raise BadInput(f"study '{name}': {error}") from None
 

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,22 @@ from fieldlens.evaluation.protocols import options as protocol_options
 from fieldlens.evaluation.result import Evaluation, read_evaluation
 from fieldlens.receptive.result import Measurement, read_measurement
 from fieldlens.storage.sealed import read_json
+from fieldlens.storage.shape import check_shape, positive
 from fieldlens.study.result_folder import RECORD, read_record
+from fieldlens.training.recipe import recipe_from
+
+REQUEST = {
+    "lengths": [positive], "segments?": positive, "protocol?": str, "split?": str,
+    **dict.fromkeys(("k?", "stride?", "window?"), (positive, None)), "target_seed?": int,
+}  # fmt: skip
+"""The shape of an evaluation request."""
+
+SHAPE = {
+    "state": str, "reason?": str, "recipe": {"scheme": str, "corpus": str, "seed": int},
+    "evaluations": [REQUEST], "addresses": {"evaluations": [str], "measurement": (str, None)},
+    "versions": {"fieldlens": str}, "machine?": dict, "validation?": list, "data": str,
+}  # fmt: skip
+"""The shape of a job's record."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +42,10 @@ class Result:
     evaluations: list[Evaluation]
     measurement: Measurement | None
 
-    @property
+    @cached_property
     def recipe(self) -> dict[str, Any]:
-        return self.about["recipe"]
+        """The recipe, with the fields that were added after the result was written."""
+        return dataclasses.asdict(recipe_from(self.about["recipe"]))
 
     @property
     def diverged(self) -> bool:
@@ -39,18 +56,22 @@ def read_result(folder: Path) -> Result:
     """A result folder, verified."""
     record = read_record(folder)
     try:
+        check_shape(record, SHAPE)
+        recipe_from(record["recipe"])
         names = [f"evaluation-{config_hash[:8]}.json" for config_hash in record["addresses"]["evaluations"]]
         if record["state"] == "diverged":
             return Result(folder.name, record, [_diverged(record, request) for request in record["evaluations"]], None)
         if len(names) != len(record["evaluations"]) or not set(names) <= set(record["files"]):
             raise KeyError("an evaluation is not listed")
-        return Result(
-            folder.name,
-            record,
-            [read_evaluation(folder / name) for name in names],
-            read_measurement(folder / "measurement.json") if record["addresses"]["measurement"] else None,
-        )
-    except (KeyError, TypeError, AttributeError) as error:
+        evaluations = [read_evaluation(folder / name) for name in names]
+        for evaluation in evaluations:
+            check_shape(evaluation.about, {"asked": REQUEST})
+        measured = record["addresses"]["measurement"]
+        measurement = read_measurement(folder / "measurement.json") if measured else None
+        return Result(folder.name, record, evaluations, measurement)
+    except BadInput:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise BadInput(f"{folder} is not a complete result ({type(error).__name__}: {error})") from None
 
 

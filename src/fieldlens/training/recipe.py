@@ -204,6 +204,11 @@ ADDED: dict[str, Any] = {"optimiser": "adamw"}
 def identity(recipe: Recipe) -> dict[str, Any]:
     """The fields that name a training: all of version 0.1, and later ones that differ from what was done before."""
     fields = dataclasses.asdict(recipe)
+    return without_defaults(fields)
+
+
+def without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a recipe without those that were added later and do what was done before."""
     return {name: value for name, value in fields.items() if name not in ADDED or value != ADDED[name]}
 
 
