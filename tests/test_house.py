@@ -30,8 +30,8 @@ ROOMS = {
     "reporting": "table plots blocks",
     "evaluation": "statistics equivalence context_use protocols.anchors protocols.base protocols.* protocols.discovery "
     "protocols.__init__ verdict copy_baseline baseline result request runner evaluate compare evaluate_models summary",
-    "receptive": "last_query input_gradients field check advice request result runner measure_models charts.base "
-    "charts.* charts.__init__ report",
+    "receptive": "last_query input_gradients field request check advice budget result runner stages measure_models "
+    "charts.base charts.* charts.__init__ report",
     "generation": "sampling engine hf generate detokenize request generate_text",
     "study": "plan result_folder state results forecast executors job controller view page",
     "paper": "printed scale results cells fields diagrams pilot score_parts equation_3 parity evidence artifact "

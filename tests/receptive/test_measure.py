@@ -386,8 +386,8 @@ def test_an_estimate_comes_before_the_first_gradient(home: Path) -> None:
     events: list[Event] = []
     request = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2, plain=True)
     measure_all([str(home / "alibi")], request, device=torch.device("cpu"), dtype=torch.float32, watch=events.append)
-    stage, estimate = events[:2]
-    assert stage == Stage("alibi")
+    *stages, estimate = events[:4]
+    assert stages == [Stage("reading the text"), Stage("alibi: loading"), Stage("alibi")]
     assert isinstance(estimate, Estimate)
     assert 0 < estimate.seconds < 60
     assert estimate.memory > 0
@@ -398,7 +398,7 @@ def test_the_check_is_in_the_first_estimate_and_makes_none_of_its_own(home: Path
     request = MeasureRequest(corpus=str(home / "corpus"), length=64, segments=2, plain=True, check=True, targets=3)
     measure_all([str(home / "alibi")], request, device=torch.device("cpu"), dtype=torch.float32, watch=events.append)
     assert sum(isinstance(event, Estimate) for event in events) == 1
-    assert any(isinstance(event, Progress) and event.part.startswith("length") for event in events)
+    assert any(isinstance(event, Progress) and event.part.startswith("2/3 contexts, length") for event in events)
 
 
 def test_a_page_escapes_what_it_shows(home: Path) -> None:

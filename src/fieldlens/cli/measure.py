@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -11,6 +11,14 @@ from fieldlens.cli.console import console
 from fieldlens.cli.progress import Watcher
 from fieldlens.core.device import Machine
 from fieldlens.core.events import Warned
+
+if TYPE_CHECKING:
+    import torch
+
+    from fieldlens.receptive.result import Measurement
+
+MINUTES = 10.0
+"""Default time budget on a terminal."""
 
 HALF_PRECISION = (
     "--dtype {} is not used: gradients in half precision are mostly round-off, so the model is measured in float32"
@@ -22,14 +30,16 @@ def measure(
     text: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     corpus: str | None = None,
     length: int | None = None,
-    segments: int = 20,
+    segments: int | None = None,
     target: Literal["log-likelihood", "top-logit"] = "log-likelihood",
     average: Literal["shares", "norms"] = "shares",
     window: int | None = None,
     plain: bool = False,
     probe: bool = False,
     check: bool = False,
-    targets: int = 200,
+    targets: int | None = None,
+    windows: str | None = None,
+    minutes: float | None = None,
     target_seed: int = 0,
     train_length: int | None = None,
     margin: float = 0.02,
@@ -57,7 +67,7 @@ def measure(
     length
         Number of input tokens before each target. Default: 2048, or fewer if the model or the text requires it.
     segments
-        Number of segments to draw, with one target each.
+        Number of segments to draw, with one target each. Default: 20, or fewer if --minutes requires it.
     target
         Quantity to differentiate: log-likelihood of the true next token, or the largest logit.
     average
@@ -71,7 +81,13 @@ def measure(
     check
         Also evaluate perplexity by context length and by window, and compare it with what the gradients predict.
     targets
-        Number of targets for --check.
+        Number of targets for --check. Default: 200, or fewer if --minutes requires it.
+    windows
+        Comma-separated windows for --check. Default: powers of two, or fewer if --minutes requires it.
+    minutes
+        Time budget, from which length, segments, targets and windows are chosen as far as they are not given; the
+        choice is printed as a command that gives the same numbers anywhere. 0: no limit. Default: 10 on a terminal,
+        else no limit.
     target_seed
         Seed for drawing the targets.
     train_length
@@ -85,41 +101,64 @@ def measure(
     as_json
         Print JSON.
     """
+    from fieldlens.cli.evaluate import parse_lengths
     from fieldlens.core.errors import BadInput
+
+    if not models:
+        raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
+    screen = console(stderr=True)
+    if screen.is_terminal and not as_json:
+        screen.print("starting …")  # importing torch takes seconds
+
+    from fieldlens.receptive.budget import Budget
     from fieldlens.receptive.measure_models import measure_all, remove_journals
     from fieldlens.receptive.request import MeasureRequest
     from fieldlens.storage.writable import check_folder
 
-    if not models:
-        raise BadInput("no model: give a run folder, a Hugging Face folder or id, or a .gguf file")
+    counts = {"segments": segments, "targets": targets, "windows": parse_lengths(windows) if windows else None}
+    fixed: dict[str, Any] = {name: value for name, value in counts.items() if value is not None}
     request = MeasureRequest(
-        corpus=corpus, text=text, length=length, segments=segments, target=target, average=average, window=window,
-        plain=plain, probe=probe, check=check, targets=targets, target_seed=target_seed, train_length=train_length,
-        split=split, margin=margin,
+        corpus=corpus, text=text, length=length, target=target, average=average, window=window, plain=plain,
+        probe=probe, check=check, target_seed=target_seed, train_length=train_length, split=split, margin=margin,
+        **fixed,
     )  # fmt: skip
+    minutes = (MINUTES if screen.is_terminal else 0) if minutes is None else minutes
+    budget = Budget(minutes, frozenset(fixed)) if minutes else None
     check_folder(out)
-    device, dtype = machine.start()
-    with Watcher(console(stderr=True), quiet=as_json) as watcher:
-        if dtype.itemsize < 4:
-            import torch
+    with Watcher(screen, quiet=as_json) as watcher:
+        device, dtype = _start(machine, watcher)
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "watch": watcher.watch, "journals": out}
+        measurements = measure_all(list(models), request, **options, budget=budget)
 
-            dtype = torch.float32
-            if machine.dtype != "auto":
-                watcher.watch(Warned(HALF_PRECISION.format(machine.dtype)))
-        measurements = measure_all(list(models), request, device=device, dtype=dtype, watch=watcher.watch, journals=out)
-
-    from fieldlens.receptive.report import summary, write
+    from fieldlens.receptive.report import write
 
     write(measurements, out, ["fieldlens", *sys.argv[1:]])
     remove_journals(out)
-    if as_json:
-        print(json.dumps([measurement.to_json() for measurement in measurements], ensure_ascii=False))
-    else:
-        table = summary(measurements)
-        screen = console()
-        screen.print(table)
-        for note in table.notes:
-            screen.print(note, markup=False)
-        screen.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)
+    _print(measurements, out, as_json)
     if all(measurement.field.status for measurement in measurements):
         sys.exit(3)
+
+
+def _start(machine: Machine, watcher: Watcher) -> "tuple[torch.device, torch.dtype]":
+    """The device, and a dtype of at least single precision."""
+    import torch
+
+    device, dtype = machine.start()
+    if dtype.itemsize >= 4:
+        return device, dtype
+    if machine.dtype != "auto":
+        watcher.watch(Warned(HALF_PRECISION.format(machine.dtype)))
+    return device, torch.float32
+
+
+def _print(measurements: "list[Measurement]", out: Path, as_json: bool) -> None:
+    from fieldlens.receptive.report import summary
+
+    if as_json:
+        print(json.dumps([measurement.to_json() for measurement in measurements], ensure_ascii=False))
+        return
+    table, screen = summary(measurements), console()
+    screen.print(table)
+    for note in table.notes:
+        screen.print(note, markup=False)
+    screen.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)

@@ -1,9 +1,10 @@
 """Interpretation of a receptive field: coverage, and advice in sentences."""
 
+import math
 from typing import Any
 
 from fieldlens.core.format import format_bytes
-from fieldlens.evaluation.equivalence import percent
+from fieldlens.evaluation.equivalence import percent, ratio
 from fieldlens.evaluation.verdict import describe, evidence_text
 from fieldlens.receptive.check import RISES, Candidate, Check
 from fieldlens.receptive.field import LEVELS, ReceptiveField
@@ -100,7 +101,18 @@ def _verdict_sentences(check: Check) -> list[str]:
     if verdict["verdict"] in RISES:
         sentences.append(f"Use at most {check.reference:,} tokens; smaller contexts are compared with that length.")
     text = use["text"] if use else "context use not measured: no shorter context was evaluated"
-    return [*sentences, f"{text[0].upper()}{text[1:]}."]
+    return [*sentences, f"{text[0].upper()}{text[1:]}.", *_precision_sentences(check)]
+
+
+def _precision_sentences(check: Check) -> list[str]:
+    """How precisely the step from the next shorter context to the reference is known."""
+    contrasts = [(candidate.tokens, candidate.contrast) for candidate in check.of("context")[:1]]
+    return [
+        f"Precision: with {row.targets:,} targets, the change of perplexity from {tokens:,} to {check.reference:,} "
+        f"tokens is known to ± {(ratio(row.high) - ratio(row.low)) / 2:.1%}."
+        for tokens, row in contrasts
+        if math.isfinite(row.high - row.low)
+    ]
 
 
 def _smallest_sentence(check: Check, kind: str, label: str) -> str:

@@ -1,7 +1,7 @@
 """Measurements that test a receptive field: loss with a cut context, perplexity by context length and window."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -20,6 +20,7 @@ from fieldlens.evaluation.protocols import protocol
 from fieldlens.evaluation.result import Evaluation, Plan
 from fieldlens.evaluation.statistics import finite
 from fieldlens.models.adapters.base import ModelAdapter
+from fieldlens.receptive.request import MeasureRequest
 from fieldlens.schemes.window import min_window
 
 RISES = ("drifts", "explodes")
@@ -178,25 +179,23 @@ def check(
     adapter: ModelAdapter,
     text: Text,
     length: int,
-    window: int | None,
-    targets: int,
-    seed: int,
-    margin: float,
+    request: MeasureRequest,
     about: dict[str, Any],
-    watch: Watch,
+    watch: Callable[[str], Watch],
     journal: Path | None = None,
 ) -> Check:
     """Measure perplexity by context length, and by window at the longest context, on the same targets.
 
-    Partial results are kept beside `journal`, from which an interrupted check resumes.
+    Progress of contexts and windows is reported to `watch("contexts")` and `watch("windows")`. Partial results are kept
+    beside `journal`, from which an interrupted check resumes.
     """
+    window, targets, seed = request.window, request.targets, request.target_seed
     lengths = {2**n for n in range(4, 30) if 2**n < length} | {length}
     if adapter.train_length and adapter.train_length < length:
         lengths.add(adapter.train_length)
     options: dict[str, Any] = {
-        "about": {"model": about, **text.about, "align": "tokens", "margin": margin},
+        "about": {"model": about, **text.about, "align": "tokens", "margin": request.margin},
         "sizes": text.sizes,
-        "watch": watch,
     }
     plan = Plan(protocol("last-token"), tuple(lengths), targets, seed, window, text.bos)
     anchors = draw_anchors(text.documents, plan)
@@ -204,10 +203,11 @@ def check(
     def kept(name: str) -> Path | None:
         return journal and journal.with_name(f"{journal.stem}-{targets}-{name}{journal.suffix}")
 
-    contexts = evaluate(adapter, text.documents, plan, anchors=anchors, journal=kept("contexts"), **options)
-    widest = max(min(min_window(own, window) or length, length) for own in adapter.windows)
-    windows = {}
-    for width in _candidate_windows(adapter, widest):
+    contexts = evaluate(
+        adapter, text.documents, plan, anchors=anchors, journal=kept("contexts"), watch=watch("contexts"), **options
+    )
+    windows, options["watch"] = {}, watch("windows")
+    for width in candidate_windows(adapter, length, window) if request.windows is None else request.windows:
         windowed = Plan(protocol("last-token"), (length,), targets, seed, width, text.bos)
         partial = kept(f"window-{width}")
         windows[width] = evaluate(adapter, text.documents, windowed, anchors=anchors, journal=partial, **options)
@@ -218,8 +218,9 @@ def check(
     return Check(contexts, windows, cache, str(dtype).removeprefix("torch."))
 
 
-def _candidate_windows(adapter: ModelAdapter, widest: int) -> list[int]:
+def candidate_windows(adapter: ModelAdapter, length: int, window: int | None) -> list[int]:
     """Powers of two below the model's own widest window; empty if the model does not support windows."""
+    widest = max(min(min_window(own, window) or length, length) for own in adapter.windows)
     try:
         adapter.check_window(2)
     except ValueError:

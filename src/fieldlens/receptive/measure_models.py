@@ -1,5 +1,6 @@
 """Measures models by name: loads models and texts, and measures one receptive field after another."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +9,8 @@ import numpy as np
 import torch
 
 from fieldlens.core.errors import BadInput
-from fieldlens.core.events import Estimate, Stage, Warned, Watch, ignore
+from fieldlens.core.events import Estimate, Note, Stage, Warned, Watch, ignore
+from fieldlens.core.format import format_duration
 from fieldlens.data.text import Text
 from fieldlens.data.tokenizer import load_tokenizer
 from fieldlens.evaluation.evaluate import check as check_text
@@ -18,11 +20,13 @@ from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, unique_names
 from fieldlens.models.texts import read_texts
-from fieldlens.receptive.check import Check, check, probe
+from fieldlens.receptive.budget import Budget, explicit_command
+from fieldlens.receptive.check import Check, candidate_windows, check, probe
 from fieldlens.receptive.field import ReceptiveField
 from fieldlens.receptive.request import MeasureRequest
 from fieldlens.receptive.result import RULES, Measurement
 from fieldlens.receptive.runner import LAYER_SEGMENTS, GradientRunner
+from fieldlens.receptive.stages import Stages
 from fieldlens.storage.journal import Journal
 from fieldlens.storage.provenance import provenance
 from fieldlens.storage.sealed import digest
@@ -35,17 +39,11 @@ MIN_TOKENS = 3
 LENGTH = 2048
 """Default number of context tokens, if the model and the text have as many."""
 
+SHORTEST = 256
+"""The shortest length that a budget chooses, if none is given."""
+
 JOURNAL = "measure-{}.part"
 """Name of the file that keeps the segments of an interrupted measurement."""
-
-
-class _Context(NamedTuple):
-    """Where models are computed, and who is told about the progress."""
-
-    device: torch.device
-    dtype: torch.dtype
-    watch: Watch
-    journals: Path | None
 
 
 def measure_all(
@@ -56,49 +54,70 @@ def measure_all(
     dtype: torch.dtype,
     watch: Watch = ignore,
     journals: Path | None = None,
+    budget: Budget | None = None,
 ) -> list[Measurement]:
     """Measure models one after another; all models and texts are checked first.
+
+    With a budget, the numbers of segments, targets and windows are chosen to fit into it; models share it evenly.
 
     Finished segments are kept in the folder `journals`, from which an interrupted measurement resumes. The caller
     removes them (`remove_journals`) once it has written the result.
     """
+    start = time.monotonic()
+    watch(Stage("reading the text"))
     origins = [find_model(name) for name in models]
     for origin in origins:
         if origin.diverged:
             raise BadInput(f"{origin.text} diverged during training: there is no model to measure")
     names = unique_names(origins)
     texts = read_texts(origins, request.text, request.corpus, request.split)
-    return [
-        _measure(origin, name, texts[origin.tokenizer], request, _Context(device, dtype, watch, journals))
-        for origin, name in zip(origins, names, strict=True)
-    ]
+    measurements = []
+    for number, (origin, name) in enumerate(zip(origins, names, strict=True)):
+        deadline = None
+        if budget is not None:
+            now = time.monotonic()
+            deadline = Deadline(budget, now + (start + 60 * budget.minutes - now) / (len(origins) - number))
+        session = _Session(device, dtype, watch, journals, deadline)
+        measurements.append(_measure(origin, name, texts[origin.tokenizer], request, session))
+    return measurements
 
 
-def _measure(
-    origin: Origin,
-    name: str,
-    text: Text,
-    request: MeasureRequest,
-    context: _Context,
-) -> Measurement:
-    device, dtype, watch, journals = context
-    watch(Stage(name))
-    model = load(origin, device, dtype, request.train_length)
+class Deadline(NamedTuple):
+    """A budget, and when the current model must be done."""
+
+    budget: Budget
+    time: float
+
+
+class _Session(NamedTuple):
+    """Where models are measured, until when, and who is told about the progress."""
+
+    device: torch.device
+    dtype: torch.dtype
+    watch: Watch
+    journals: Path | None
+    deadline: Deadline | None
+
+
+def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, session: _Session) -> Measurement:
+    session.watch(Stage(f"{name}: loading"))
+    model = load(origin, session.device, session.dtype, request.train_length)
     adapter = model.adapter
-    targets = request.targets if request.check else 0
-    length = request.length or _default_length(adapter, text, max(request.segments, targets))
-    _check(adapter, text, length, request)
+    session.watch(Stage(name))
+    gradients = _runner(adapter, text, request, session)
+    request, length = gradients.request, gradients.length
+    command = explicit_command(origin.text, request, length)
+    if session.deadline is not None:
+        session.watch(Note(f"{name}: {command}"))
+    stages = Stages(request, session.watch)
+    gradients.watch = stages.watch()
     spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
-    available = sum(span.anchors for span in spans)
-    if available < targets:
-        raise BadInput(f"--check needs {targets} targets, but this text has only {available}: use fewer --targets")
     anchors = draw(spans, request.segments, request.target_seed)
     asked = {
         "length": length, "segments": request.segments, "target": request.target, "average": request.average,
         "window": request.window, "target_seed": request.target_seed, "bos": text.bos,
     }  # fmt: skip
-    journal = journals / JOURNAL.format(_address(model.about, text, asked)) if journals else None
-    gradients = GradientRunner(adapter, text, length, request, watch)
+    journal = session.journals / JOURNAL.format(_address(model.about, text, asked)) if session.journals else None
     norms_NT = gradients.norms(anchors, Journal(journal) if journal else None)
     hook = gradients.embedding_hook
     field = ReceptiveField(
@@ -110,26 +129,56 @@ def _measure(
         reason=hook.reason,
     )
     if hook.has_other_inputs:
-        watch(Warned(f"{name} {BESIDES}"))
+        session.watch(Warned(f"{name} {BESIDES}"))
     details = not field.status and not request.plain
     layers = gradients.layers(anchors[:LAYER_SEGMENTS]) if details else {}
     heats = gradients.heats(anchors[len(anchors) // 2], load_tokenizer(origin.tokenizer)) if details else []
     probe_result = check_result = None
     if request.probe and not field.status:
-        probe_result = probe(adapter, list(gradients.rows(anchors)), request.window, text.bos, watch)
+        rows = list(gradients.rows(anchors))
+        probe_result = probe(adapter, rows, request.window, text.bos, stages.watch("probe"))
     if request.check:
-        options = (request.window, request.targets, request.target_seed, request.margin)
-        check_result = check(adapter, text, length, *options, model.about, _without_estimates(watch), journal)
+        quiet = Stages(request, _without_estimates(session.watch))
+        check_result = check(adapter, text, length, request, model.about, quiet.watch, journal)
     about = {
         "model": {**model.about, "name": name},
         **text.about,
         **({"besides": BESIDES} if hook.has_other_inputs else {}),
         "asked": asked,
+        "command": command,
         "targets": _targets(anchors, check_result),
         "theoretical": theoretical(adapter, request.window, norms_NT),
-        **provenance(device),
+        **provenance(session.device),
     }
     return Measurement(about, field, layers, heats, probe_result, check_result)
+
+
+def _runner(adapter: ModelAdapter, text: Text, request: MeasureRequest, session: _Session) -> GradientRunner:
+    """A runner for the request, checked; with a budget, for as much of the request as fits into it.
+
+    If not even the smallest request fits, a length that was not given is halved.
+    """
+    length = request.length or _default_length(adapter, text, max(request.segments, request.targets * request.check))
+    while True:
+        _check(adapter, text, length, request)
+        gradients = GradientRunner(adapter, text, length, request, session.watch)
+        if session.deadline is None:
+            return gradients
+        budget, deadline = session.deadline
+        try:
+            costs = gradients.costs
+        except (RuntimeError, MemoryError, IndexError, ValueError):
+            return gradients  # it fails again where the error is handled
+        windows = candidate_windows(adapter, length, request.window) if request.check else []
+        smaller, fits = budget.fit(request, costs, windows, deadline - time.monotonic())
+        gradients.request = smaller
+        if fits or request.length is not None or length < 2 * SHORTEST:
+            if not fits:
+                duration = format_duration(costs.seconds(smaller, len(smaller.windows or windows)))
+                message = f"{adapter.name} needs about {duration} even for the smallest measurement at {length} tokens"
+                session.watch(Warned(f"{message}: use a smaller --length or more --minutes"))
+            return gradients
+        length //= 2
 
 
 def _targets(anchors: Sequence[Anchor], check_result: Check | None) -> dict[str, Any]:
@@ -194,4 +243,10 @@ def _check(adapter: ModelAdapter, text: Text, length: int, request: MeasureReque
         raise BadInput(
             f"length {length} is too long for this text: its longest document has {longest} tokens; "
             f"use --length {longest - 1} or less, or a longer text"
+        )
+    spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
+    available = sum(span.anchors for span in spans)
+    if request.check and available < request.targets:
+        raise BadInput(
+            f"--check needs {request.targets} targets, but this text has only {available}: use fewer --targets"
         )

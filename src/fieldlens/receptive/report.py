@@ -149,7 +149,8 @@ def _provenance(measurements: Sequence[Measurement], command: str) -> list[repor
         about = {key: value for key, value in measurement.about.items() if key != "targets"}  # a long list
         table = report.DataTable(["key", "value"], flat(about))
         details.append(report.Details(f"Provenance of {measurement.name}", [table]))
-    return [report.Heading("How to reproduce this report"), report.Code(command, "Command"), *details]
+    commands = "\n".join(measurement.about.get("command", command) for measurement in measurements)
+    return [report.Heading("How to reproduce this report"), report.Code(commands, "Command"), *details]
 
 
 def flat(about: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -32,6 +32,8 @@ class MeasureRequest:
     train_length: int | None = None
     split: str = "test"
     margin: float = MARGIN
+    windows: tuple[int, ...] | None = None
+    """Windows to evaluate in a check; None for all powers of two below the model's own window."""
 
     def __post_init__(self) -> None:
         check_margin(self.margin)
@@ -46,4 +48,5 @@ class MeasureRequest:
         for name, allowed in choices:
             if getattr(self, name) not in allowed:
                 raise unknown(name, getattr(self, name), allowed)
-        check_window(self.window)
+        for window in (self.window, *(self.windows or ())):
+            check_window(window)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fieldlens.data.tokenizer import token_texts
 from fieldlens.evaluation.protocols import Anchor
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.cost import SHARE, backward, forward
+from fieldlens.receptive.budget import Costs
 from fieldlens.receptive.input_gradients import EmbeddingHook, embedding_hook
 from fieldlens.receptive.request import MeasureRequest
 from fieldlens.receptive.result import HeatMap
@@ -52,9 +54,24 @@ class GradientRunner:
         self.layers_chosen = sorted({round(n) for n in np.linspace(0, count - 1, min(LAYERS, count))}) if count else []
         # in units of a full gradient: the cost of a layer's gradient is proportional to the layers below it
         self.layer_cost = 1 + sum((number + 1) / count for number in self.layers_chosen)
-        details = HEAT_TARGETS + min(LAYER_SEGMENTS, request.segments) * self.layer_cost
-        self.total = request.segments + (0 if request.plain else details)
+        self.details = HEAT_TARGETS + min(LAYER_SEGMENTS, request.segments) * self.layer_cost
+        """Cost of layers and heat maps, in units of a full gradient."""
         self.done = 0.0
+
+    @property
+    def total(self) -> float:
+        """Cost of the gradients of the request, in units of a full gradient."""
+        return self.request.segments + (0 if self.request.plain else self.details)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Durations from a trial run, with random tokens and as few of them as suffice."""
+        gradient = backward(self.adapter, self.length, self.embedding_hook.checkpointing).operations
+        rate = self._rate(min(SHORT, self.length))
+        if gradient / rate < FULL_TRIAL:
+            rate = self._rate(self.length)
+        operations = forward(self.adapter, self.length, 1, self.request.window).operations
+        return Costs(gradient / rate, operations / rate, self.details)
 
     def rows(self, anchors: Sequence[Anchor]) -> Iterator[Tensor]:
         """Context and target of each anchor, as rows of shape (1, T + 1)."""
@@ -103,17 +120,9 @@ class GradientRunner:
 
     def _estimate(self) -> None:
         """Report the expected duration and memory before starting, from a trial run."""
-        request = self.request
-        gradient_cost = backward(self.adapter, self.length, self.embedding_hook.checkpointing).operations
-        rate = self._rate(min(SHORT, self.length))
-        if gradient_cost / rate < FULL_TRIAL:
-            rate = self._rate(self.length)
-        forward_cost = forward(self.adapter, self.length, 1, request.window).operations
-        # Contexts of length L, L/2, L/4 … cost about 2 forward passes; each window costs one, and there are log2(L).
-        passes = 2 * request.segments * request.probe
-        passes += (2 + self.length.bit_length()) * request.targets * request.check
-        operations = self.total * gradient_cost + passes * forward_cost
-        self.watch(Estimate(operations / rate, self.memory))
+        windows = self.request.windows
+        count = self.length.bit_length() if windows is None else len(windows)  # powers of two below the length
+        self.watch(Estimate(self.costs.seconds(self.request, count), self.memory))
 
     def _rate(self, tokens: int) -> float:
         """Operations per second of a gradient at the given number of tokens."""

@@ -211,7 +211,8 @@ def _finish(
         dataclasses.replace(evaluation, about=about).save(folder / f"{name}.json")
         files += [f"{name}.json", f"{name}.npz"]
     if measurement is not None:
-        about = measurement.about | {"model": _model(measurement.about["model"], job)}
+        about = {key: value for key, value in measurement.about.items() if key != "command"}  # it names a folder
+        about |= {"model": _model(measurement.about["model"], job)}
         save_measurement(dataclasses.replace(measurement, about=about), folder / "measurement.json")
         files += ["measurement.json", "measurement.npz"]
     hashes = {name: hash_of(folder / name) for name in (*files, "timings.json")}

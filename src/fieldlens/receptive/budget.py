@@ -1,0 +1,92 @@
+"""A time budget: how many segments, targets and windows fit into it, and the command that repeats a measurement."""
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fieldlens.core.errors import BadInput
+from fieldlens.receptive.request import MeasureRequest
+
+MIN_SEGMENTS, MIN_TARGETS, MIN_WINDOWS = 4, 30, 3
+SHARES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.0)
+"""Shares of the requested segments and targets that are tried, down to the minimum."""
+RESERVE = 0.85
+"""Share of the budget that is planned; the rest is for reports and for estimates that are too low."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of one gradient and of one forward pass at the full length; layers and heat maps in gradients."""
+
+    gradient: float
+    forward: float
+    details: float
+
+    def seconds(self, request: MeasureRequest, windows: int) -> float:
+        """Expected duration of a measurement with this many windows.
+
+        Contexts of length L, L/2, L/4 … cost about 2 forward passes for each target; each window costs one.
+        """
+        gradients = request.segments + (0 if request.plain else self.details)
+        passes = 2 * request.segments * request.probe + (2 + windows) * request.targets * request.check
+        return gradients * self.gradient + passes * self.forward
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The time for a measurement, and the options that the user gave, which stay as they are."""
+
+    minutes: float
+    fixed: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise BadInput(f"minutes must be more than 0, got {self.minutes}")
+
+    def fit(
+        self, request: MeasureRequest, costs: Costs, windows: Sequence[int], seconds: float
+    ) -> tuple[MeasureRequest, bool]:
+        """The request that costs at most this many seconds, and whether there is one.
+
+        Windows are dropped first, the smallest ones; then there are fewer segments and targets; at last, layers and
+        heat maps are skipped.
+        """
+        smallest = request
+        for plain in (False, True):
+            for share in SHARES:
+                for count in dict.fromkeys((len(windows), 6, 4, MIN_WINDOWS)):
+                    smallest = self._smaller(request, windows, min(count, len(windows)), share, plain)
+                    used = len(windows if smallest.windows is None else smallest.windows)
+                    if costs.seconds(smallest, used) <= RESERVE * seconds:
+                        return smallest, True
+        return smallest, False
+
+    def _smaller(
+        self, request: MeasureRequest, windows: Sequence[int], count: int, share: float, plain: bool
+    ) -> MeasureRequest:
+        """The request with the largest `count` windows and a share of its segments and targets."""
+        changes: dict[str, Any] = {
+            "segments": min(request.segments, max(MIN_SEGMENTS, round(share * request.segments))),
+            "targets": min(request.targets, max(MIN_TARGETS, round(share * request.targets))),
+            "plain": request.plain or plain,
+            **({"windows": tuple(sorted(windows)[-count:])} if count < len(windows) else {}),
+        }
+        free = {key: value for key, value in changes.items() if key not in self.fixed}
+        return dataclasses.replace(request, **free)
+
+
+def explicit_command(model: str, request: MeasureRequest, length: int) -> str:
+    """The command that gives the same numbers on any machine: every count is written out."""
+    words = ["fieldlens", "measure", model, "--length", str(length), "--segments", str(request.segments)]
+    if request.check:
+        words += ["--check", "--targets", str(request.targets), "--margin", f"{request.margin:g}"]
+        words += ["--windows", ",".join(map(str, request.windows))] if request.windows is not None else []
+    words += [f"--{flag}" for flag in ("plain", "probe") if getattr(request, flag)]
+    defaults = {field.name: field.default for field in dataclasses.fields(MeasureRequest)}
+    for name in ("text", "corpus", "target", "average", "window", "target_seed", "train_length", "split"):
+        value = getattr(request, name)
+        if value != defaults[name]:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join([*words, "--minutes", "0"])
