@@ -41,7 +41,7 @@ bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmar
 	$(BIN)/python benchmarks/measuring.py
 	$(BIN)/python benchmarks/generation.py
 
-campaign: $(READY)  ## what takes long: planted bugs, kills, full disks, bit flips
+campaign: $(READY)  ## what takes long: mutation testing, kills, full disks, bit flips
 	$(BIN)/python tests/plant.py
 	$(BIN)/python tests/campaign.py
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,ray]'

@@ -351,7 +351,7 @@ def test_a_verdict_is_no_guess(difference: float, error: float, words: str) -> N
     if verdict["verdict"] == "undecided":
         needed = verdict["evidence"][0]["targets_needed"]
         assert needed > 400
-        assert evidence_text(verdict).endswith(f"; about {needed:,} targets would decide")
+        assert evidence_text(verdict).endswith(f"; about {needed:,} targets are needed to decide")
 
 
 def test_the_margin_decides_what_holds() -> None:

@@ -182,7 +182,7 @@ def test_the_pages_show_every_claim(study: Study, printed: dict[str, Judged]) ->
     for name, verdict in printed.items():
         assert f"### {name}\n\n**{verdict.verdict}" in text
         assert name in page
-    assert "stood for by" in text
+    assert "latex, prose and code replace" in text
 
 
 def test_the_committed_page_is_what_the_committed_results_say(study: Study) -> None:

@@ -190,7 +190,7 @@ def test_every_artifact_redraws_from_results_alone(
         endings = {Path(file).suffix for file in drawn[name]}
         assert endings >= ({".png", ".svg"} if name in FIGURES else {".md", ".tex", ".csv"}), name
         assert all(Path(file).stat().st_size for file in drawn[name])
-    assert "stood for by latex" in (tmp_path / "arxiv.md").read_text()
+    assert "latex, prose and code replace" in (tmp_path / "arxiv.md").read_text()
     assert "w 40 \\| 10" in (tmp_path / "arxiv.md").read_text()
     latex = (tmp_path / "arxiv.tex").read_text()
     assert r"$\Delta$ -3 $|$ -5" in latex

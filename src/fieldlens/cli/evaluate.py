@@ -62,10 +62,11 @@ def evaluate(
     text
         Text or JSONL file, used in full; - reads plain text from standard input. Cannot be combined with --corpus.
     corpus
-        Name or path of a corpus. Default: the training corpus of the runs, or stdlib without runs.
+        Name or path of a corpus. Default: the corpus that the given runs were trained on, or stdlib (the source
+        code of the Python standard library) if none of the models is a run folder.
     lengths
-        Comma-separated context lengths. Added for the verdict: the training length of a model, unless it exceeds the
-        longest length, and a quarter of the training length, if no length is that short.
+        Comma-separated context lengths. Two lengths are added automatically for the verdict: the training length
+        (unless it exceeds the longest length given), and a quarter of it (unless a length that short is already given).
     segments
         Number of segments to draw: one target each for last-token and by-position, several for other protocols.
     window

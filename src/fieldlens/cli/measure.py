@@ -53,8 +53,9 @@ def measure(
     Example: fieldlens measure runs/sandwich --length 1024 --out lens
 
     Works with any causal language model. For each segment, the gradient of the prediction with respect to every input
-    embedding is computed. The report shows how many of the most recent tokens hold 50, 90, 95 and 99 % of it, and how
-    to interpret these numbers. An interrupted measurement resumes: finished segments are kept in the output folder.
+    embedding is computed. The report shows the number of most recent tokens that account for 50, 90, 95 and 99 % of
+    the total gradient norm, and how to interpret these numbers. An interrupted measurement resumes: finished segments
+    are kept in the output folder.
 
     Parameters
     ----------
@@ -63,7 +64,8 @@ def measure(
     text
         Text or JSONL file, used in full; - reads plain text from standard input. Cannot be combined with --corpus.
     corpus
-        Name or path of a corpus. Default: the training corpus of the runs, or stdlib without runs.
+        Name or path of a corpus. Default: the corpus that the given runs were trained on, or stdlib (the source
+        code of the Python standard library) if none of the models is a run folder.
     length
         Number of input tokens before each target. Default: 2048, or fewer if the model or the text requires it.
     segments
@@ -75,7 +77,7 @@ def measure(
     window
         Limit attention in every layer to this many keys.
     plain
-        Skip layers and heat maps: takes half the time.
+        Skip the per-layer receptive fields and the heat maps; this halves the time.
     probe
         Also truncate the context and measure how the prediction changes.
     check

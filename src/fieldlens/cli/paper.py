@@ -40,7 +40,8 @@ def paper(
     Parameters
     ----------
     name
-        Name of an artifact, as in the paper's source; all; or claims. Default: list all artifacts with their states.
+        Table or figure to draw, named by its label in the paper's LaTeX source; `all` draws everything, `claims` tests
+        the claims. Default: list all tables and figures with their states.
     out
         Output folder for tables and figures.
     results

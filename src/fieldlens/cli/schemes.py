@@ -33,7 +33,8 @@ def schemes(
     Parameters
     ----------
     specs
-        Specs such as sandwich:dims=64 or none:window=40; for a layer pattern, every scheme in it. Default: all schemes.
+        Specs such as sandwich:dims=64 or none:window=40; a layer pattern such as 3*rotary/none is expanded to
+        its schemes. Default: all schemes.
     plot
         File for a plot of bias against distance (.png, .svg, .pdf).
     heatmap
@@ -46,7 +47,7 @@ def schemes(
     heads
         Number of attention heads.
     head_width
-        Dimension of each head.
+        Head dimension (head_dim).
     length
         Number of distances to plot. Default: 512, or 8192 for --heatmap and --fit, as in the paper.
     log

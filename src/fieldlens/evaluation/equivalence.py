@@ -1,4 +1,4 @@
-"""Equivalence: whether a difference in loss is within a margin, and how many targets would decide.
+"""Equivalence: whether a difference in loss is within a margin, and how many targets are needed to decide.
 
 d is a mean difference of losses in nats, and e^d the ratio of two perplexities. Two losses are equivalent within a
 margin m if the 95 % interval of d lies inside ± log(1 + m). An estimate that is close to 0 does not suffice.
@@ -51,7 +51,7 @@ class Contrast:
 
     @property
     def targets_needed(self) -> int | None:
-        """About how many targets would decide, if the estimate stays and documents grow in proportion; None: unknown.
+        """About how many targets are needed to decide, if the estimate stays and documents grow alike; None: unknown.
 
         The interval narrows with the square root of the number of targets. It decides when it lies inside the margin
         or excludes 0, whichever comes first.

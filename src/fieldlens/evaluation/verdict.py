@@ -144,7 +144,9 @@ def evidence_text(verdict: dict[str, Any]) -> str:
     if verdict["verdict"] == "undecided":
         needed = row["targets_needed"]
         return text + (
-            "; more documents would decide" if needed is None else f"; about {needed:,} targets would decide"
+            "; more documents are needed to decide"
+            if needed is None
+            else f"; about {needed:,} targets are needed to decide"
         )
     if verdict["verdict"] != "holds" and row["p_holm"] is not None:
         text += f", p = {row['p_holm']:.2g} (sign-flip test over {verdict['resampled']}, Holm)"

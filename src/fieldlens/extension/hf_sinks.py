@@ -55,7 +55,7 @@ class SinkLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Called by generation modes that remove tokens, which this cache cannot do."""
-        raise BadInput("the cache of first and recent keys cannot remove tokens")
+        raise BadInput("the attention-sink cache does not support crop(), which assisted generation needs")
 
     def reset(self) -> None:
         self.__init__(self.sinks, self.window)  # type: ignore[misc]

@@ -172,7 +172,7 @@ def _default_mode(
             return "full", [f"mode full: {adapter.name} does not support a sliding cache"]
         if (reset := hf.cache_reset_length(adapter, max(lengths) + tokens - 1)) is not None:
             return "full", [
-                f"mode full: at {reset} tokens {adapter.name} switches to its own cache, which does not slide"
+                f"mode full: {adapter.name} replaces the sliding cache with its own, unbounded cache at {reset} tokens"
             ]
     return "sliding", []
 
@@ -207,8 +207,8 @@ def _check_hf_support(adapter: HFAdapter, mode: str, window: int | None, lengths
             raise BadInput(f"{adapter.name} does not support a sliding cache: {hf.OTHER_MODES}")
         if (reset := hf.cache_reset_length(adapter, prompt + tokens - 1)) is not None:
             raise BadInput(
-                f"at {reset} tokens {adapter.name} switches to its own cache, which does not slide: {hf.OTHER_MODES}, "
-                f"or at most {reset} tokens including the prompt"
+                f"{adapter.name} replaces the sliding cache with its own, unbounded cache at {reset} tokens: "
+                f"{hf.OTHER_MODES}, or generate at most {reset} tokens including the prompt"
             )
     if len(lengths) > 1 and not hf.stands_alone(adapter, padded, reencode=mode == "re-encode"):
         raise BadInput(

@@ -151,7 +151,7 @@ def write(
                 options["prefill_chunk_size"] = CHUNK
             output = _generate(adapter, ids_BT, mask_BT, continuation, **options)
         if cache is not None and output.past_key_values is not cache:
-            raise BadInput(f"{adapter.name} switched to its own cache, which does not slide: {OTHER_MODES}")
+            raise BadInput(f"{adapter.name} replaced the sliding cache with its own, unbounded cache: {OTHER_MODES}")
     return bytes_held(output.past_key_values)
 
 

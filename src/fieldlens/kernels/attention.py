@@ -1,4 +1,4 @@
-"""Exact causal attention with a bias by distance: the only module that calls the attention kernels.
+"""Exact causal attention with a bias by distance: selects the kernel; context extension also calls cpu_flash.
 
 Neither forward nor backward materialises an H·T·S tensor, including gradients of learned biases: see layout.py.
 """

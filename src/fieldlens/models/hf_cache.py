@@ -40,7 +40,10 @@ class SlidingLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Called by generation modes that remove tokens; `generate` uses a transformers cache for those."""
-        raise BadInput("the sliding cache cannot remove tokens: pass a DynamicCache as past_key_values")
+        raise BadInput(
+            "the sliding cache does not support crop(), which assisted generation needs: "
+            "pass a DynamicCache as past_key_values"
+        )
 
     def reset(self) -> None:
         self.__init__(self.window)  # type: ignore[misc]

@@ -36,8 +36,9 @@ FORMATS = ("png", "svg")
 State = Literal["fresh", "partial", "stale", "missing"]
 
 CAVEAT = (
-    "ArXiv, OpenWebText2 and GitHub are stood for by latex, prose and code: mostly books, no news, long documents "
-    "over-sampled. Absolute perplexities cannot be compared with the paper's; how they change with length can."
+    "The corpora latex, prose and code replace ArXiv, OpenWebText2 and GitHub: latex is mostly books, prose has no "
+    "news, and long documents are over-sampled. Absolute perplexities cannot be compared with the paper's; how they "
+    "change with length can."
 )
 
 

@@ -131,7 +131,11 @@ def _smallest_sentence(check: Check, kind: str, label: str) -> str:
     if largest.outcome == "worse":
         return f"No {label} is {goal}: {largest.tokens:,} tokens already cost {largest.interval} over {unit}."
     needed = largest.contrast.targets_to_bound
-    more = "more documents would decide" if needed is None else f"about {needed:,} --targets would decide"
+    more = (
+        "more documents are needed to decide"
+        if needed is None
+        else f"about {needed:,} targets are needed to decide (`--targets {needed}`)"
+    )
     return (
         f"Undecided whether any {label} is {goal}: {largest.tokens:,} tokens give {largest.interval} over {unit}; "
         f"{more}. No {label} is recommended."

@@ -1,7 +1,7 @@
 """The receptive field: how the gradient of a prediction is distributed over the context tokens.
 
 The share of token m is s_m = ‖∂ log p / ∂ e_m‖ / Σ_n ‖∂ log p / ∂ e_n‖; the cumulative share is c_m = Σ_{n ≥ m} s_n.
-The empirical receptive field is the smallest number of most recent tokens that hold more than p:
+The empirical receptive field is the smallest number of most recent tokens that account for more than p:
 ERF(p) = L - max{m | c_m > p} + 1.
 
 # paper: min{m | c_m > .99}, which is always 1; here: the maximum, as in the paper's figures.
@@ -181,7 +181,9 @@ class ReceptiveField:
             return Table(["model", "receptive field"], [[self.name or "model", f"undefined: {self.status}"]]).html()
         columns = [f"{level:.0%}" for level in LEVELS]
         cells = [self.name or "model", *(f"{self.erf(level):,}" for level in LEVELS), f"{self.first_share:.1%}"]
-        title = f"most recent tokens that hold this share of the gradient, of {self.length:,}"
+        title = (
+            f"number of most recent tokens (of {self.length:,}) that account for this share of the total gradient norm"
+        )
         return Table(["model", *columns, "first token"], [cells], title).html()
 
     def to_json(self) -> dict[str, Any]:

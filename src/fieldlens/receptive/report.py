@@ -23,9 +23,10 @@ For each segment we compute the gradient of {target} with respect to every input
 divided by the sum over all tokens, is the **share** of a token: how strongly a small change of the token would change
 the prediction, relative to the other tokens.
 
-The **empirical receptive field** at 99% is the number of most recent tokens that together hold more than 99% of the
-gradient. **Coverage** is the share inside the training length. The paper's principle: if the training length covers
-more than 99%, the model extrapolates. The converse does not hold.
+The **empirical receptive field** at 99% is the number of most recent tokens that account for more than 99% of the
+total gradient norm. **Coverage** is the fraction of the total gradient norm that falls on the last L_tr tokens, where
+L_tr is the training length. The paper's principle: if coverage is more than 99%, the model extrapolates. The
+converse does not hold.
 
 The **theoretical receptive field** is the largest distance that windows can reach: Σ(w - 1) + 1 over layers.
 """
@@ -46,12 +47,15 @@ segments differ.
 
 
 def summary(measurements: Sequence[Measurement]) -> Table:
-    """One row per model: the number of most recent tokens that hold 50, 90, 95 and 99% of the gradient."""
+    """One row per model: the number of most recent tokens that account for 50, 90, 95 and 99% of the gradient."""
     rows = [
         [measurement.name, *(["undefined"] if measurement.field.status else cells(measurement.field))]
         for measurement in measurements
     ]
-    title = f"most recent tokens that hold 50, 90, 95, 99% of the gradient, of {_lengths(measurements)}"
+    title = (
+        f"number of most recent tokens (of {_lengths(measurements)}) that account for 50, 90, 95 and 99% of the total "
+        "gradient norm"
+    )
     notes = [f"{measurement.name}: {sentence}" for measurement in measurements for sentence in advice(measurement)]
     return Table(["model", *CELLS], rows, title, notes)
 
@@ -61,7 +65,7 @@ def _lengths(measurements: Sequence[Measurement]) -> str:
     lengths = [measurement.field.length for measurement in measurements]
     if len(set(lengths)) == 1:
         return f"{lengths[0]:,}"
-    return ", ".join(f"{measurement.field.length:,} ({measurement.name})" for measurement in measurements)
+    return ", ".join(f"{measurement.field.length:,} for {measurement.name}" for measurement in measurements)
 
 
 def advice(measurement: Measurement) -> list[str]:

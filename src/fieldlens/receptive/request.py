@@ -24,7 +24,7 @@ class MeasureRequest:
     average: Average = "shares"
     window: int | None = None
     plain: bool = False
-    """Skip layers and heat maps."""
+    """Skip the per-layer receptive fields and the heat maps."""
     probe: bool = False
     check: bool = False
     targets: int = 200

@@ -40,7 +40,7 @@ class Recipe:
     layers
         Number of layers.
     width
-        Model width.
+        Hidden size of the model (d_model).
     heads
         Number of attention heads.
     tied

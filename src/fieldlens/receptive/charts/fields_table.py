@@ -38,7 +38,9 @@ def fields_table(measurements: Sequence[Measurement], colours: Colours) -> list[
                 *([f"{theoretical['exact']:,}" if theoretical else "all"] if windows else []),
             ]
         )
-    notes = ["Number of most recent tokens that hold this share of the gradient; without first: first token excluded."]
+    notes = [
+        "Number of most recent tokens with this share of the total gradient norm; without first: first token excluded."
+    ]
     table = Table(columns, rows, "", notes)
     copies = {"Markdown": table.markdown(), "LaTeX": table.latex()}
     return [report.DataTable(columns, rows, "Receptive fields", notes, copies)]
