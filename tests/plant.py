@@ -31,6 +31,7 @@ BUGS = [
     ("a layer too many for any memory", "models/size.py", "    if needed > available:", "    if needed < 0:"),
     ("closed streams stay closed", "__main__.py", "    _open_closed_streams()\n    try", "    try"),
     ("an estimate for every window", "receptive/measure_models.py", "_without_estimates(session.watch))", "session.watch)"),
+    ("a plugin that adds nothing", "schemes/validation.py", "if all(_table(original, method) is None for method in METHODS):", "if False:"),
     ("more than the budget", "receptive/budget.py", "<= RESERVE * seconds", "<= 9 * seconds"),
     ("a model called model", "models/origin.py", "r\"model|weights|", "r\"weights|"),
     ("numbers with exponents", "reporting/table.py", "10**digits <= abs(value) < 1e6", "abs(value) > 1e6"),

@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from fieldlens.core.device import Machine
+from fieldlens.core.errors import BadInput
 
 KEPT = """
 import resource, sys, torch
@@ -29,3 +33,9 @@ def test_freed_memory_is_kept_for_the_next_step() -> None:
         kept[state] = int(child.stdout)
     assert kept["not started"] < 64
     assert kept["started"] > 200
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_named_first() -> None:
+    with pytest.raises(BadInput, match=r"device 'cuda:1' cannot be used: this machine has no usable cuda device, or "):
+        Machine("cuda:1").choose_device()

@@ -96,7 +96,10 @@ def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(BadInput, match=r"some-body/no-model cannot be loaded: .*"):
+    with pytest.raises(
+        BadInput,
+        match=r"^there is no folder 'some-body/no-model', and from the .* cannot be loaded: .*",
+    ):
         load(find_model("some-body/no-model"), CPU, SINGLE)
 
 

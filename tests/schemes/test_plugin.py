@@ -107,7 +107,7 @@ def test_a_plugin_that_is_not_there(plugin: str, message: str) -> None:
         ("class Cliff(Scheme):", "class Cliff(Scheme)", "SyntaxError: "),
         ("edge: int = 3", "edge=3", "option 'edge' of scheme 'cliff' needs a type hint and a default"),
         ("edge: int = 3", "edge: int", "option 'edge' of scheme 'cliff' needs a type hint and a default"),
-        ("[:, None] * (", "* (", "the bias of scheme 'cliff' has shape (12,), expected (12, "),
+        ("[:, None] * (", "* (", "bias() of scheme 'cliff' returned shape (12,) for 4 tokens, expected (12, 4)"),
     ],
 )
 def test_errors_in_a_plugin_are_one_line(old: str, new: str, message: str, environment: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ import torch
 
 import fieldlens
 from fieldlens import schemes
+from fieldlens.cli import main
 from fieldlens.core.device import Machine
 from fieldlens.core.distributed import World
 from fieldlens.core.errors import BadInput
@@ -21,7 +22,7 @@ from fieldlens.models.loading import load
 from fieldlens.models.origin import find_model
 from fieldlens.schemes import base, discovery
 from fieldlens.schemes.spec import source_of
-from fieldlens.schemes.validation import check_scheme
+from fieldlens.schemes.validation import check_scheme, unused_parameters
 from fieldlens.study import job
 from fieldlens.study.executors import Order
 from fieldlens.training.loop import train
@@ -65,6 +66,9 @@ def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Declare:
         (method("bias", "torch.zeros(1, len(d)) / 0"), "bias.* returned NaN or inf"),
         (method("bias", "-torch.ones(1, len(d)) / 0"), "bias.* returned NaN or inf"),
         (method("bias", "None").replace("d)", "q, k)"), "bias.* failed: TypeError: "),
+        (method("bias", "torch.where(d < 3, 0.0, torch.inf)[None]"), "bias.* returned NaN or inf"),
+        (method("embedding", "torch.full((len(d), 32), torch.inf)"), "embedding.* returned NaN or inf"),
+        (method("bais", "torch.zeros(1, len(d))"), "'mine' would train as 'none': .* override at least one"),
         (method("bias", "0.5"), "bias.* must return a tensor or None, got float"),
         (BUILT + "        raise ValueError('odd')", "cannot build .*'mine' for 4 heads of width 8: ValueError: odd"),
         (
@@ -84,6 +88,31 @@ def test_invalid_outputs_are_refused_before_training(declare: Declare, body: str
 def test_a_row_for_all_heads_and_an_edge_are_valid(declare: Declare) -> None:
     declare(method("bias", "torch.where(d < 3, 0.0, -torch.inf)[None]"))
     check_scheme("mine", 4, 8)
+
+
+def test_the_listing_validates_and_warns_of_parameters_without_a_gradient(
+    declare: Declare, capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = (
+        BUILT
+        + "        self.idle = nn.Parameter(torch.ones(heads))\n        self.used = nn.Parameter(torch.ones(heads))\n"
+    )
+    declare(idle + method("bias", "self.used[:, None] * d"))
+    assert unused_parameters("mine", 4, 8) == ["idle"]
+    main(["schemes", "mine"])
+    assert "warning: 'mine' has parameters without a gradient: idle\n" in capsys.readouterr().err
+    assert unused_parameters("kerple", 4, 8) == []
+    declare(method("bias", "torch.zeros(3, len(d))"), "name = 'wrong'")
+    with pytest.raises(SystemExit, match="2"):
+        main(["schemes", "wrong"])
+    assert "bias() of scheme 'wrong' returned shape (3, 4)" in capsys.readouterr().err
+
+
+def test_the_listing_prints_the_options_that_were_given(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["schemes", "sandwich:dims=64,window=40"])
+    out = capsys.readouterr().out
+    assert "dims=64 (default 128)" in out
+    assert "window=40 (default none)" in out
 
 
 PROJECTED = (

@@ -61,6 +61,7 @@ def schemes(
     from fieldlens.reporting.plots import bias_by_distance, check_format
     from fieldlens.schemes.discovery import registry
     from fieldlens.schemes.spec import cycle, scheme
+    from fieldlens.schemes.validation import check_scheme
     from fieldlens.storage.writable import check_file
 
     device, dtype = machine.start()
@@ -76,6 +77,9 @@ def schemes(
     if not 2 <= length <= LONGEST:
         raise BadInput(f"--length must be between 2 and {LONGEST:,}, got {length}")
     entries = dict.fromkeys(entry for spec in specs or registry() for entry in cycle(spec))
+    for entry in entries:
+        check_scheme(entry, heads, head_width)
+        _warn_unused(entry, heads, head_width)
     built = [scheme(entry, heads, head_width).to(device) for entry in entries]
     report: dict[str, Any] = {
         "heads": heads,
@@ -93,6 +97,16 @@ def schemes(
             _draw(biases, plot, heatmap, head or (heads if heatmap or fit else None), log, report.get("fits", []))
             report["plot"] = str(plot)
     _print(report, as_json)
+
+
+def _warn_unused(spec: str, heads: int, head_width: int) -> None:
+    """Warn of learned parameters that would never change in training."""
+    from fieldlens.schemes.validation import unused_parameters
+
+    if names := unused_parameters(spec, heads, head_width):
+        console(stderr=True).print(
+            f"warning: '{spec}' has parameters without a gradient: {', '.join(names)}", markup=False
+        )
 
 
 def _check_memory(count: int, heads: int, length: int, heatmap: bool) -> None:
@@ -128,10 +142,15 @@ def _with_bias(built: list[Any], like: Any, explicit: bool) -> list[Any]:
 
 def _row(scheme: Any) -> dict[str, Any]:
     """Description of one scheme."""
-    from fieldlens.schemes.spec import options
+    from fieldlens.schemes.spec import options, parse
 
+    _, given = parse(scheme.spec)
     keys = {
-        key: {"default": option.default, "choices": _choices(option.annotation)}
+        key: {
+            "default": option.default,
+            "choices": _choices(option.annotation),
+            **({"given": given[key]} if key in given else {}),
+        }
         for key, option in options(type(scheme)).items()
     }
     return {
@@ -214,8 +233,11 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         print(f"plot: {report['plot']}")
 
 
-def _option(key: str, default: Any, choices: list[Any] | None) -> str:
+def _option(key: str, default: Any, choices: list[Any] | None, **given: Any) -> str:
+    """One option in the listing: the value that was given, else the default and the choices."""
     from fieldlens.schemes.spec import spell
 
+    if given:
+        return f"{key}={spell(given['given'])} (default {'none' if default is None else spell(default)})"
     values = choices and "|".join(str(choice) for choice in sorted(choices, key=lambda choice: choice != default))
     return f"{key}={values or ('…' if default is None else spell(default))}"

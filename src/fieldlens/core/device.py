@@ -69,7 +69,11 @@ class Machine:
             device = torch.device(self.device)
             torch.empty(0, device=device).cpu()  # fails for a device without storage, such as meta
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise BadInput(f"device '{self.device}' cannot be used: {str(error).splitlines()[0]}") from None
+            message = str(error).splitlines()[0]
+            kind = self.device.partition(":")[0]
+            absent = kind in ("cuda", "mps", "xpu") and not getattr(torch, kind).is_available()
+            cause = f"this machine has no usable {kind} device, or this torch was built without it; " if absent else ""
+            raise BadInput(f"device '{self.device}' cannot be used: {cause}{message}") from None
         return device
 
     def choose_dtype(self, device: "torch.device") -> "torch.dtype":

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from fieldlens.core.errors import BadInput, message_only, reraise_as_bad_input
+from fieldlens.core.format import HUB_ID
 from fieldlens.storage.atomic import hash_of
 from fieldlens.storage.content_cache import build, cache_folder
 from fieldlens.storage.folders import verified_manifest
@@ -96,7 +97,9 @@ def hub_is_reachable() -> bool:
 
 def loading(name: str) -> AbstractContextManager[None]:
     """Turn any error while a model or tokenizer is loaded into one line."""
-    return reraise_as_bad_input(f"{name} cannot be loaded", explain=_explain)
+    absent = HUB_ID.fullmatch(name) and not Path(name).exists()
+    cause = f"there is no folder '{name}', and from the Hugging Face hub " if absent else ""
+    return reraise_as_bad_input(f"{cause}{name} cannot be loaded", explain=_explain)
 
 
 def _explain(error: BaseException) -> str:
