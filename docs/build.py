@@ -26,6 +26,7 @@ PAGES = [
     "measure.md",
     "own-scheme.md",
     "evaluate.md",
+    "extend.md",
     "generate.md",
     "schemes.md",
     "studies.md",

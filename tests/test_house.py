@@ -10,6 +10,7 @@ import house
 from plant import BUGS
 
 import fieldlens
+from fieldlens.extension import discovery as methods
 from fieldlens.schemes.discovery import is_built_in, registry
 from fieldlens.schemes.spec import options
 
@@ -25,14 +26,16 @@ ROOMS = {
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
     "models": "decoder kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function adapters.adapt "
     "cost size gguf_metadata hub origin texts model_folder hf_cache hf_export loading",
-    "extension": "base methods.* discovery attention rope hf_probe hf_attach hf_sinks decoder_attach adapters attach",
+    "extension": "base methods.* discovery attention rope hf_probe hf_attach hf_sinks decoder_attach adapters attach "
+    "load",
     "training": "recipe loss optimisers update trainer loop",
     "reporting": "table plots blocks",
     "evaluation": "statistics equivalence context_use protocols.anchors protocols.base protocols.* protocols.discovery "
-    "protocols.__init__ verdict copy_baseline baseline result request runner evaluate compare evaluate_models summary",
+    "protocols.__init__ verdict copy_baseline baseline result request runner evaluate compare evaluate_models summary "
+    "extension_verdict retrieval",
     "receptive": "last_query input_gradients field request check advice budget result runner stages measure_models "
-    "charts.base charts.* charts.__init__ report",
-    "generation": "sampling engine hf generate detokenize request generate_text",
+    "charts.base charts.* charts.__init__ report extend_request extension_result extend_model extend_report",
+    "generation": "sampling engine with_method hf generate detokenize request generate_text",
     "study": "plan result_folder state results forecast executors job controller view page",
     "paper": "printed scale results cells fields diagrams pilot score_parts equation_3 parity evidence artifact "
     "artifacts.* claims.__init__ claims.* judge controls registration page",
@@ -121,6 +124,16 @@ def test_the_page_of_schemes_lists_every_option() -> None:
     assert set(rows) == set(schemes)
     for name, cls in schemes.items():
         for key in set(options(cls)) - {"window"}:
+            assert f"`{key}=" in rows[name], f"the row of {name} lacks {key}"
+
+
+def test_the_page_of_extension_lists_every_method() -> None:
+    lines = (ROOT / "docs" / "extend.md").read_text().splitlines()
+    rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+    classes = {name: cls for name, cls in methods.registry().items() if methods.is_built_in(cls)}
+    assert set(rows) == set(classes)
+    for name, cls in classes.items():
+        for key in methods.options(cls):
             assert f"`{key}=" in rows[name], f"the row of {name} lacks {key}"
 
 

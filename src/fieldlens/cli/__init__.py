@@ -14,6 +14,7 @@ from fieldlens import __version__
 from fieldlens.cli.compare import compare
 from fieldlens.cli.corpus import corpus
 from fieldlens.cli.evaluate import evaluate
+from fieldlens.cli.extend import extend
 from fieldlens.cli.generate import generate
 from fieldlens.cli.measure import measure
 from fieldlens.cli.paper import paper
@@ -85,7 +86,7 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-VERBS = (measure, evaluate, compare, generate, train, runs, schemes, corpus, study, paper)
+VERBS = (measure, evaluate, extend, compare, generate, train, runs, schemes, corpus, study, paper)
 for documented in (Machine, RunOptions, Changes, WorkerOptions, *VERBS):
     documented.__doc__ = flowing(documented.__doc__ or "")
 for position, verb in enumerate(VERBS):

@@ -36,6 +36,8 @@ def evaluate(
     segments: int = 1000,
     protocol: Annotated[str, Parameter(help=PROTOCOL_HELP)] = "last-token",
     window: int | None = None,
+    method: str | None = None,
+    sinks: int | None = None,
     target_seed: int = 0,
     train_length: int | None = None,
     margin: float = 0.02,
@@ -71,6 +73,10 @@ def evaluate(
         Number of segments to draw: one target each for last-token and by-position, several for other protocols.
     window
         Limit attention in every layer to this many keys. If the model has a window too, the smaller one applies.
+    method
+        Extension method to run the model with, such as self-extend or yarn:factor=4; see fieldlens extend.
+    sinks
+        With --window: also keep this many first keys; short for --method streaming:sinks=S,window=W.
     target_seed
         Seed for drawing the targets; all models get the same targets.
     train_length
@@ -102,6 +108,8 @@ def evaluate(
         segments=segments,
         protocol=protocol,
         window=window,
+        method=method,
+        sinks=sinks,
         options=asdict(options),
         target_seed=target_seed,
         train_length=train_length,

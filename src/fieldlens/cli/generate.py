@@ -18,6 +18,8 @@ def generate(
     prompt_file: Path | None = None,
     tokens: int = 200,
     window: int | None = None,
+    method: str | None = None,
+    sinks: int | None = None,
     mode: Literal["sliding", "full", "re-encode"] | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -48,6 +50,10 @@ def generate(
         Maximum number of new tokens.
     window
         Number of keys and values that the cache keeps per layer. Default: the training length.
+    method
+        Extension method to run the model with, such as self-extend or yarn:factor=4; see fieldlens extend.
+    sinks
+        With --window: also keep this many first keys; short for --method streaming:sinks=S,window=W.
     mode
         sliding: cache the last keys and values; full: cache all of them; re-encode: encode the last tokens again for
         each new token.
@@ -78,6 +84,8 @@ def generate(
         tokens=tokens,
         mode=mode,
         window=window,
+        method=method,
+        sinks=sinks,
         sampling=Sampling(temperature, top_k, top_p, seed),
         past_end=past_end,
         train_length=train_length,

@@ -34,6 +34,8 @@ def measure(
     target: Literal["log-likelihood", "top-logit"] = "log-likelihood",
     average: Literal["shares", "norms"] = "shares",
     window: int | None = None,
+    method: str | None = None,
+    sinks: int | None = None,
     plain: bool = False,
     probe: bool = False,
     check: bool = False,
@@ -76,6 +78,10 @@ def measure(
         shares: normalise each segment, then average; norms: average gradient norms, then normalise.
     window
         Limit attention in every layer to this many keys.
+    method
+        Extension method to run the model with, such as self-extend or yarn:factor=4; see fieldlens extend.
+    sinks
+        With --window: also keep this many first keys; short for --method streaming:sinks=S,window=W.
     plain
         Skip the per-layer receptive fields and the heat maps; this halves the time.
     probe
@@ -114,15 +120,16 @@ def measure(
 
     from fieldlens.receptive.budget import Budget
     from fieldlens.receptive.measure_models import measure_all, remove_journals
+    from fieldlens.receptive.report import write
     from fieldlens.receptive.request import MeasureRequest
     from fieldlens.storage.writable import check_folder
 
     counts = {"segments": segments, "targets": targets, "windows": parse_lengths(windows) if windows else None}
     fixed: dict[str, Any] = {name: value for name, value in counts.items() if value is not None}
     request = MeasureRequest(
-        corpus=corpus, text=text, length=length, target=target, average=average, window=window, plain=plain,
-        probe=probe, check=check, target_seed=target_seed, train_length=train_length, split=split, margin=margin,
-        **fixed,
+        corpus=corpus, text=text, length=length, target=target, average=average, window=window, method=method,
+        sinks=sinks, plain=plain, probe=probe, check=check, target_seed=target_seed, train_length=train_length,
+        split=split, margin=margin, **fixed,
     )  # fmt: skip
     minutes = (MINUTES if screen.is_terminal else 0) if minutes is None else minutes
     budget = Budget(minutes, frozenset(fixed)) if minutes else None
@@ -131,8 +138,6 @@ def measure(
         device, dtype = _start(machine, watcher)
         options: dict[str, Any] = {"device": device, "dtype": dtype, "watch": watcher.watch, "journals": out}
         measurements = measure_all(list(models), request, **options, budget=budget)
-
-    from fieldlens.receptive.report import write
 
     write(measurements, out, ["fieldlens", *sys.argv[1:]])
     remove_journals(out)

@@ -209,5 +209,6 @@ def draw_anchors(documents: Sequence[np.ndarray], plan: Plan) -> list[Anchor]:
 def address(about: dict[str, Any], plan: Plan) -> str:
     """Hash of everything that the numbers of an evaluation depend on."""
     model = {key: about["model"][key] for key in ("weights", "configuration", "dtype")}
+    model |= {"method": about["model"]["method"]} if "method" in about["model"] else {}
     text = {key: about[key] for key in ("data", "tokenizer", "align", "drawn") if key in about}
     return digest({"model": model, **text, **plan.about()})[:16]

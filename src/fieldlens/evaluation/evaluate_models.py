@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from fieldlens.data.text import Text
 from fieldlens.evaluation.evaluate import address, draw_anchors, evaluate, with_train_length
 from fieldlens.evaluation.protocols import Anchor, Eligible, draw
 from fieldlens.evaluation.request import EvalRequest
-from fieldlens.evaluation.result import KIND, Evaluation, read_evaluation
+from fieldlens.evaluation.result import KIND, Evaluation, Plan, read_evaluation
+from fieldlens.extension.load import for_good
+from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, unique_endings, unique_names
 from fieldlens.models.texts import read_texts
@@ -34,7 +36,7 @@ class _Context:
     watch: Watch
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
     """Anchors in the tokens of one tokenizer, and their names in results if these are not tokens."""
 
     anchors: list[Anchor]
@@ -75,13 +77,13 @@ def evaluate_all(
     return results
 
 
-def _draw_samples(texts: dict[Path, Text], request: EvalRequest) -> dict[Path, _Sample]:
+def _draw_samples(texts: dict[Path, Text], request: EvalRequest) -> dict[Path, Sample]:
     """Draw the anchors for each tokenizer: tokens of its own, or bytes that are eligible for all tokenizers."""
     if not texts:
         return {}
     if request.align == "tokens":
         plan = request.plan(request.lengths, None)
-        return {key: _Sample(draw_anchors(text.documents, plan), None) for key, text in texts.items()}
+        return {key: Sample(draw_anchors(text.documents, plan), None) for key, text in texts.items()}
     if request.protocol != "last-token":
         raise BadInput(f"--align bytes needs --protocol last-token, got {request.protocol}")
     longest = max(request.lengths)
@@ -99,42 +101,58 @@ def _draw_samples(texts: dict[Path, Text], request: EvalRequest) -> dict[Path, _
         raise BadInput(f"length {longest} is too long for this text: no document has more than {longest} tokens")
     names = draw(spans, request.segments, request.target_seed, "bytes")
     return {
-        key: _Sample([Anchor(d, int(np.searchsorted(ends_D[d], byte, side="right"))) for d, byte in names], names)
+        key: Sample([Anchor(d, int(np.searchsorted(ends_D[d], byte, side="right"))) for d, byte in names], names)
         for key, ends_D in ends.items()
     }
 
 
 def _evaluate_model(
-    origin: Origin, text: Text, sample: _Sample, request: EvalRequest, context: _Context
+    origin: Origin, text: Text, sample: Sample, request: EvalRequest, context: _Context
 ) -> tuple[Path, Evaluation]:
     """Evaluate one model and write its result; a result that exists is read instead."""
     context.watch(Stage(origin.name))
     model = load(origin, context.device, context.dtype, request.train_length)
+    if request.method is not None:
+        model = for_good(model, request.method, text.bos)
     lengths = request.lengths, model.adapter.train_length, request.with_quarter
     plan = with_train_length(lambda chosen: request.plan(chosen, text.bos), *lengths)
     about = {**text.about, "align": request.align, "model": model.about, "margin": request.margin}
     if sample.names is not None:  # the bytes drawn depend on all tokenizers of the command
         about["drawn"] = digest(sample.names)[:16]
+    return stored_evaluation(model.adapter, text, plan, about, sample, context.out, request.batch, context.watch)
+
+
+def stored_evaluation(
+    adapter: ModelAdapter,
+    text: Text,
+    plan: Plan,
+    about: dict[str, Any],
+    sample: Sample,
+    out: Path,
+    batch: int | None,
+    watch: Watch,
+) -> tuple[Path, Evaluation]:
+    """Evaluate a loaded model and write its result; a result that exists is read instead."""
     key = address(about, plan)
-    path = context.out / f"{slug(origin.name)}-{request.protocol}-{key[:8]}.json"
+    path = out / f"{slug(about['model']['name'])}-{plan.protocol.name}-{key[:8]}.json"
     journal = path.with_suffix(".part")
     if path.exists() and (evaluation := read_evaluation(path)).about.get("address") == key:
-        interpretation = {"model": model.about, "margin": request.margin}
+        interpretation = {"model": about["model"], "margin": about["margin"]}
         if evaluation.about != {**evaluation.about, **interpretation}:  # the same numbers, but another name or margin
             evaluation = replace(evaluation, about={**evaluation.about, **interpretation})
             evaluation.save(path)
         return path, evaluation
     evaluation = evaluate(
-        model.adapter,
+        adapter,
         text.documents,
         plan,
         about={"address": key, **about},
         anchors=sample.anchors,
         sizes=text.sizes,
         names=sample.names,
-        batch=request.batch,
+        batch=batch,
         journal=journal,
-        watch=context.watch,
+        watch=watch,
     )
     evaluation.save(path)
     journal.unlink(missing_ok=True)  # only now: the result is on the disk

@@ -9,6 +9,7 @@ from fieldlens.data.corpus import SPLITS
 from fieldlens.evaluation.equivalence import MARGIN, check_margin
 from fieldlens.evaluation.protocols import protocol
 from fieldlens.evaluation.result import Plan
+from fieldlens.extension.load import resolve_method
 from fieldlens.schemes.window import check_window
 
 
@@ -21,6 +22,10 @@ class EvalRequest:
     segments: int = 1000
     protocol: str = "last-token"
     window: int | None = None
+    method: str | None = None
+    """Spec of an extension method."""
+    sinks: int | None = None
+    """Number of first keys to keep besides those in the window: short for the method streaming."""
     options: dict[str, int | None] | None = None
     target_seed: int = 0
     train_length: int | None = None
@@ -33,6 +38,7 @@ class EvalRequest:
     """Also evaluate a quarter of the training length, unless a length up to it was requested: is context used?"""
 
     def __post_init__(self) -> None:
+        resolve_method(self)
         check_margin(self.margin)
         if self.corpus is not None and self.text is not None:
             raise BadInput("give either --text or --corpus, not both")

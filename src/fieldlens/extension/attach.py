@@ -1,7 +1,7 @@
 """Attaching a method to a model, with proof: the identity gives the model's own logits, and the method changes them."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -35,12 +35,6 @@ Attachment = RotaryAttachment | RegionAttachment | DecoderAttachment
 
 FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, NotImplementedError)
 """Errors of models that cannot be changed in this way."""
-
-
-def extended(adapter: ModelAdapter, spec: str, stack: ExitStack | None = None, bos: int | None = None) -> ModelAdapter:
-    """The model with a method, until `stack` is closed; without a stack for good."""
-    method = build(spec, adapter.train_length)
-    return (stack or ExitStack()).enter_context(attached(adapter, method, bos))
 
 
 @contextmanager

@@ -16,9 +16,11 @@ from torch import Tensor
 from fieldlens.core.errors import BadInput, OutOfMemory, unknown
 from fieldlens.core.format import format_bytes
 from fieldlens.core.memory import free_memory
+from fieldlens.extension.adapters import CroppedAdapter, ExtendedDecoderAdapter
 from fieldlens.generation import hf
 from fieldlens.generation.engine import CHUNK, PADDING, CachedEngine, ReencodeEngine
 from fieldlens.generation.sampling import Continuation, Sampler, Sampling, TokenCallback
+from fieldlens.generation.with_method import mode_and_window
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, eval_mode
 from fieldlens.models.adapters.decoder import DecoderAdapter
@@ -124,6 +126,13 @@ def plan(adapter: ModelAdapter, mode: str | None, window: int | None, lengths: S
     check_window(window)
     if mode is not None and mode not in MODES:
         raise unknown("mode", mode, MODES)
+    method = getattr(adapter, "method", None)
+    if method is not None and method.window is None:
+        chosen_mode, chosen_window, note = mode_and_window(method, mode, lengths, tokens)
+        if window not in (None, chosen_window):
+            raise BadInput(f"a window cannot be combined with the method {method.name}")
+        return Plan(chosen_mode, chosen_window, (note,))
+    window = window if method is None else method.window
     if not isinstance(adapter, DecoderAdapter | HFAdapter):
         raise BadInput(f"{adapter.name} cannot generate: a Decoder or a transformers model is required")
     notes: list[str] = []
@@ -227,7 +236,8 @@ class _GenerationLoop:
         continuation: Continuation,
         chunk: int,
     ) -> None:
-        self.adapter, self.rows, self.plan = adapter, rows, chosen_plan
+        self.adapter = adapter.inner if isinstance(adapter, CroppedAdapter) else adapter
+        self.rows, self.plan = rows, chosen_plan
         self.continuation, self.chunk = continuation, chunk
         self.new_ids: list[list[int]] = [[] for _ in rows]
         self.finished = [False] * len(rows)
@@ -266,7 +276,8 @@ class _GenerationLoop:
             engine = ReencodeEngine(decoder, self.plan.window)
         else:
             max_tokens = ids_BT.shape[1] + self.continuation.tokens - 1
-            engine = CachedEngine(decoder, self.plan.window, max_tokens, self.chunk)
+            kept = self.adapter.method.kept if isinstance(self.adapter, ExtendedDecoderAdapter) else None
+            engine = CachedEngine(decoder, self.plan.window, max_tokens, self.chunk, kept)
         sampler = Sampler(self.continuation.sampling, self.adapter.device)
         logits_BV = engine.read(ids_BT, positions)
         for remaining in range(self.continuation.tokens - 1, -1, -1):

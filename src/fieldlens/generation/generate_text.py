@@ -10,6 +10,7 @@ from torch import Tensor
 from fieldlens.core.errors import BadInput
 from fieldlens.core.format import format_bytes, format_duration
 from fieldlens.data.tokenizer import Coder, bos_token_id, eos_token_ids
+from fieldlens.extension.load import for_good
 from fieldlens.generation.detokenize import Detokenizer
 from fieldlens.generation.generate import Generation, generate, parse_prompts, plan
 from fieldlens.generation.request import GenerateRequest
@@ -79,6 +80,8 @@ def generate_text(
     ids = coder.whole(text)[0].tolist()
     ids = ids if bos is None else [bos, *ids]
     loaded = load(origin, device, dtype, request.train_length)
+    if request.method is not None:
+        loaded = for_good(loaded, request.method, bos)
     parse_prompts(ids, loaded.adapter.vocab_size)  # fail before any output
     chosen_plan = plan(loaded.adapter, request.mode, request.window, [len(ids)], request.tokens)
     ends = frozenset() if request.past_end else _end_tokens(loaded.adapter, coder)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fieldlens.core.errors import BadInput, NonFiniteResult, message_only, reraise_as_bad_input
 from fieldlens.core.memory import out_of_memory
+from fieldlens.extension.adapters import ExtendedHFAdapter
 from fieldlens.generation.engine import CHUNK
 from fieldlens.generation.sampling import Continuation, TokenCallback
 from fieldlens.models.adapters.base import CLOSE, close
@@ -144,10 +145,14 @@ def write(
             assert window is not None
             return _write_reencoding(adapter, ids_BT, mask_BT, continuation, window)
         cache = None if window is None else sliding_cache(adapter, window)  # None: the model's default cache
+        if isinstance(adapter, ExtendedHFAdapter) and adapter.method.kept is not None:
+            from fieldlens.extension.hf_sinks import sink_cache
+
+            cache = sink_cache(len(adapter.windows), *adapter.method.kept)
         with sliding_window_masks(window):
             # some configurations disable the cache, and would then encode everything for each token
             options: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
-            if window is not None and ids_BT.shape[1] > CHUNK:  # a mask of the whole prompt would be quadratic
+            if cache is not None and ids_BT.shape[1] > CHUNK:  # a mask of the whole prompt would be quadratic
                 options["prefill_chunk_size"] = CHUNK
             output = _generate(adapter, ids_BT, mask_BT, continuation, **options)
         if cache is not None and output.past_key_values is not cache:

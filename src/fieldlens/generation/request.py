@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fieldlens.core.errors import BadInput
 from fieldlens.data.documents import File
+from fieldlens.extension.load import resolve_method
 from fieldlens.generation.sampling import Sampling
 
 
@@ -17,12 +18,17 @@ class GenerateRequest:
     tokens: int = 200
     mode: str | None = None
     window: int | None = None
+    method: str | None = None
+    """Spec of an extension method."""
+    sinks: int | None = None
+    """Number of first keys to keep besides those in the window: short for the method streaming."""
     sampling: Sampling = field(default_factory=Sampling)
     past_end: bool = False
     """Continue after the end-of-text token."""
     train_length: int | None = None
 
     def __post_init__(self) -> None:
+        resolve_method(self)
         if self.tokens < 1:
             raise BadInput(f"tokens must be at least 1, got {self.tokens}")
         if (self.prompt is None) == (self.file is None):

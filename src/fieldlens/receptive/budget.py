@@ -85,7 +85,7 @@ def explicit_command(model: str, request: MeasureRequest, length: int) -> str:
         words += ["--windows", ",".join(map(str, request.windows))] if request.windows is not None else []
     words += [f"--{flag}" for flag in ("plain", "probe") if getattr(request, flag)]
     defaults = {field.name: field.default for field in dataclasses.fields(MeasureRequest)}
-    for name in ("text", "corpus", "target", "average", "window", "target_seed", "train_length", "split"):
+    for name in ("text", "corpus", "target", "average", "window", "method", "target_seed", "train_length", "split"):
         value = getattr(request, name)
         if value != defaults[name]:
             words += [f"--{name.replace('_', '-')}", str(value)]

@@ -16,6 +16,8 @@ from fieldlens.data.tokenizer import load_tokenizer
 from fieldlens.evaluation.evaluate import check as check_text
 from fieldlens.evaluation.protocols import Anchor, draw, eligible, protocol
 from fieldlens.evaluation.result import Plan
+from fieldlens.extension.adapters import CroppedAdapter
+from fieldlens.extension.load import for_good
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, unique_names
@@ -102,6 +104,8 @@ class _Session(NamedTuple):
 def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, session: _Session) -> Measurement:
     session.watch(Stage(f"{name}: loading"))
     model = load(origin, session.device, session.dtype, request.train_length)
+    if request.method is not None:
+        model, name = for_good(model, request.method, text.bos), f"{name} + {request.method}"
     adapter = model.adapter
     session.watch(Stage(name))
     gradients = _runner(adapter, text, request, session)
@@ -189,7 +193,7 @@ def _targets(anchors: Sequence[Anchor], check_result: Check | None) -> dict[str,
 
 def _address(model: dict[str, Any], text: Text, asked: dict[str, Any]) -> str:
     """Hash of everything that the gradients depend on."""
-    weights = {key: model[key] for key in ("weights", "configuration", "dtype")}
+    weights = {key: model[key] for key in ("weights", "configuration", "dtype", "method") if key in model}
     request = {key: value for key, value in asked.items() if key != "average"}
     return digest({"rules": RULES, "model": weights, **text.about, **request})[:16]
 
@@ -234,6 +238,8 @@ def theoretical(adapter: ModelAdapter, window: int | None, norms_NT: np.ndarray)
 
 def _check(adapter: ModelAdapter, text: Text, length: int, request: MeasureRequest) -> None:
     """Raise BadInput if the model or the text cannot be measured at this length."""
+    if isinstance(adapter, CroppedAdapter):
+        raise BadInput(f"a crop reads the last {adapter.tokens} tokens only: use --length {adapter.tokens} instead")
     plan = Plan(protocol("last-token"), (length,), request.segments, window=request.window, bos=text.bos)
     check_text(adapter, text.documents, plan)
     longest = max(len(ids) for ids in text.documents)

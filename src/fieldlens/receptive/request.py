@@ -7,6 +7,7 @@ from typing import get_args
 from fieldlens.core.errors import BadInput, unknown
 from fieldlens.data.corpus import SPLITS
 from fieldlens.evaluation.equivalence import MARGIN, check_margin
+from fieldlens.extension.load import resolve_method
 from fieldlens.receptive.field import Average
 from fieldlens.receptive.input_gradients import Target
 from fieldlens.schemes.window import check_window
@@ -23,6 +24,10 @@ class MeasureRequest:
     target: Target = "log-likelihood"
     average: Average = "shares"
     window: int | None = None
+    method: str | None = None
+    """Spec of an extension method."""
+    sinks: int | None = None
+    """Number of first keys to keep besides those in the window: short for the method streaming."""
     plain: bool = False
     """Skip the per-layer receptive fields and the heat maps."""
     probe: bool = False
@@ -36,6 +41,7 @@ class MeasureRequest:
     """Windows to evaluate in a check; None for all powers of two below the model's own window."""
 
     def __post_init__(self) -> None:
+        resolve_method(self)
         check_margin(self.margin)
         for name in ("segments", "targets"):
             if getattr(self, name) < 1:

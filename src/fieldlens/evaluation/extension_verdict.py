@@ -1,0 +1,53 @@
+"""What a method makes of the context past the training length, against a crop to the training length.
+
+d is the mean over targets of NLL(method, L) - NLL(crop), with a 95 % bootstrap interval over documents and a two-sided
+sign-flip test over documents, Holm-corrected over all methods and lengths of a command. In this order:
+
+crops: the interval of d lies inside ± log(1 + margin): the method gives what a crop gives. uses: d < 0 is significant
+and the interval excludes 0. breaks: d > 0 is significant and the interval excludes 0. undecided: none of these.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fieldlens.evaluation.equivalence import MARGIN, Contrast, contrast
+from fieldlens.evaluation.statistics import RESAMPLES, differences, holm, sign_flip
+
+ALPHA = 0.05
+OUTCOMES = ("uses", "crops", "breaks", "undecided")
+
+
+def judge_methods(
+    losses: Mapping[str, Mapping[int, np.ndarray]],
+    crop_N: np.ndarray,
+    units_N: np.ndarray,
+    margin: float = MARGIN,
+    resamples: int = RESAMPLES,
+) -> list[dict[str, Any]]:
+    """One row per method and length: the difference to the crop, its interval and test, and the outcome."""
+    pairs = [(method, length, values_N) for method, rows in losses.items() for length, values_N in rows.items()]
+    contrasts = [contrast(values_N, crop_N, units_N, margin, resamples) for _, _, values_N in pairs]
+    ps = [sign_flip(differences(values_N, crop_N), units_N, resamples).p for _, _, values_N in pairs]
+    return [
+        {
+            "method": method,
+            "length": length,
+            **row.to_json(),
+            "p": p,
+            "p_holm": corrected,
+            "outcome": outcome(row, corrected),
+            "targets_needed": row.targets_needed,
+        }
+        for (method, length, _), row, p, corrected in zip(pairs, contrasts, ps, holm(ps), strict=True)
+    ]
+
+
+def outcome(row: Contrast, p: float | None) -> str:
+    """What one method shows at one length: crops, uses, breaks or undecided."""
+    if row.equivalent:
+        return "crops"
+    if p is not None and p < ALPHA and (row.low > 0 or row.high < 0):
+        return "breaks" if row.difference > 0 else "uses"
+    return "undecided"

@@ -1,0 +1,196 @@
+"""Runs a model past its training length: stock, a crop and methods on the same targets, with gradients and a task."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fieldlens.core.errors import BadInput
+from fieldlens.core.events import Stage, Watch, ignore
+from fieldlens.data.text import Text
+from fieldlens.evaluation.evaluate import draw_anchors
+from fieldlens.evaluation.evaluate_models import Sample, stored_evaluation
+from fieldlens.evaluation.extension_verdict import judge_methods
+from fieldlens.evaluation.protocols import Anchor, protocol
+from fieldlens.evaluation.result import Evaluation, Plan
+from fieldlens.evaluation.retrieval import SHORTEST, Trial, make_trials, retrieve
+from fieldlens.extension.attach import rope_parameters
+from fieldlens.extension.discovery import build
+from fieldlens.extension.load import with_method
+from fieldlens.models.adapters.base import ModelAdapter
+from fieldlens.models.loading import Model, load
+from fieldlens.models.origin import find_model
+from fieldlens.models.texts import read_texts
+from fieldlens.receptive.extend_request import CROP, STOCK, ExtendRequest, usual_methods
+from fieldlens.receptive.extension_result import ExtensionResult, perplexity
+from fieldlens.receptive.input_gradients import embedding_hook
+from fieldlens.storage.provenance import provenance
+from fieldlens.storage.writable import check_folder
+
+
+@dataclass
+class _Session:
+    """What the methods of one command share."""
+
+    model: Model
+    text: Text
+    request: ExtendRequest
+    out: Path
+    watch: Watch
+    anchors: list[Anchor]
+    train_length: int
+    trials: dict[int, list[Trial]] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        return max(self.request.lengths)
+
+    def row(self, anchor: Anchor, length: int) -> torch.Tensor:
+        """Context and target of an anchor, after a BOS: (1, T + 1)."""
+        ids_T = self.text.documents[anchor.document][anchor.offset - length : anchor.offset + 1].astype(np.int64)
+        bos = [] if self.text.bos is None else [self.text.bos]
+        return torch.from_numpy(np.concatenate([np.array(bos, np.int64), ids_T]))[None]
+
+
+def extend_model(
+    name: str, request: ExtendRequest, *, out: Path, device: torch.device, dtype: torch.dtype, watch: Watch = ignore
+) -> ExtensionResult:
+    """Compare stock, a crop to the training length and methods at lengths past the training length."""
+    origin = find_model(name)
+    if origin.diverged:
+        raise BadInput(f"{origin.text} diverged during training: there is no model to extend")
+    check_folder(out)
+    text = read_texts([origin], request.text, request.corpus, request.split)[origin.tokenizer]
+    watch(Stage(origin.name))
+    model = load(origin, device, dtype, request.train_length)
+    trained = model.adapter.train_length
+    if trained is None:
+        raise BadInput(f"the training length of {origin.name} is not known: give --train-length")
+    beyond = sorted({length for length in request.lengths if length > trained})
+    if not beyond:
+        raise BadInput(f"no length in --lengths is past the training length {trained}")
+    plan = Plan(protocol("last-token"), (trained, *beyond), request.targets, request.target_seed, None, text.bos)
+    session = _Session(model, text, request, out, watch, draw_anchors(text.documents, plan), trained)
+    if request.trials:
+        session.trials = {
+            length: make_trials(text.documents, length, trained, request.trials, request.target_seed, text.bos)
+            for length in beyond
+            if length >= SHORTEST
+        }
+    return ExtensionResult(_compare(session, [trained, *beyond]))
+
+
+def _compare(session: _Session, lengths: list[int]) -> dict[str, Any]:
+    """Evaluate stock and every method, and judge them against the crop."""
+    adapter, request = session.model.adapter, session.request
+    limit = adapter.limit
+    has_bos = session.text.bos is not None
+    possible = [length for length in lengths if limit is None or length + has_bos <= limit]
+    evaluations = {STOCK: _evaluate(session, session.model, possible)}
+    records = {STOCK: _record(session, adapter, STOCK, len(possible) == len(lengths))}
+    refused = []
+    specs = request.methods or usual_methods(session.train_length, lengths[-1])
+    for spec in (CROP, *specs):
+        with ExitStack() as stack:
+            try:
+                extended = with_method(session.model, spec, stack, session.text.bos)
+            except BadInput as error:
+                if spec in request.methods:
+                    raise
+                refused.append(str(error))
+                continue
+            session.watch(Stage(extended.about["name"]))
+            if spec != CROP:
+                evaluations[spec] = _evaluate(session, extended, lengths)
+            records[spec] = _record(session, extended.adapter, spec, True)
+    return _judged(session, evaluations, records, refused)
+
+
+def _judged(
+    session: _Session, evaluations: dict[str, Evaluation], records: dict[str, Any], refused: list[str]
+) -> dict[str, Any]:
+    """The record of the result: rows, costs, and how they were made."""
+    stock = evaluations[STOCK]
+    trained = session.train_length
+    crop_N = stock.quantities(trained)  # a crop to the training length reads exactly these contexts
+    units_N, unit = stock.units()
+    losses = {
+        name: {length: evaluation.quantities(length) for length in evaluation.losses if length > trained}
+        for name, evaluation in evaluations.items()
+    }
+    rows = judge_methods(losses, crop_N, units_N, session.request.margin)
+    for row in rows:
+        row["perplexity"] = perplexity(float(losses[row["method"]][row["length"]].mean()))
+    for name, record in records.items():
+        at_trained = crop_N if name == CROP else evaluations[name].quantities(trained)
+        record["trained"] = perplexity(float(at_trained.mean()))
+    return {
+        "model": session.model.about,
+        **session.text.about,
+        "train_length": trained,
+        "limit": session.model.adapter.limit,
+        "margin": session.request.margin,
+        "target_seed": session.request.target_seed,
+        "targets": len(stock.targets),
+        "documents": len(set(stock.documents.tolist())),
+        "resampled": unit,
+        "crop": {"perplexity": perplexity(float(crop_N.mean())), "nll": float(crop_N.mean())},
+        "results": rows,
+        "methods": records,
+        "refused": refused,
+        **provenance(session.model.adapter.device),
+    }
+
+
+def _evaluate(session: _Session, model: Model, lengths: Sequence[int]) -> Evaluation:
+    request = session.request
+    plan = Plan(protocol("last-token"), tuple(lengths), request.targets, request.target_seed, None, session.text.bos)
+    about = {**session.text.about, "align": "tokens", "model": model.about, "margin": request.margin}
+    sample = Sample(session.anchors, None)
+    return stored_evaluation(
+        model.adapter, session.text, plan, about, sample, session.out, request.batch, session.watch
+    )[1]
+
+
+def _record(session: _Session, adapter: ModelAdapter, spec: str, reaches: bool) -> dict[str, Any]:
+    """What a method costs at the longest length, the share of gradient past the training length, and retrieval."""
+    method = None if spec == STOCK else build(spec, session.train_length)
+    length = session.longest if reaches else session.train_length
+    row = session.row(session.anchors[0], length)
+    seconds = min(_timed(adapter, row) for _ in range(2))
+    rope = None if method is None else rope_parameters(session.model.adapter, method)
+    return {
+        "method": None if method is None else method.about(),
+        "seconds": seconds,
+        "cache_bytes": adapter.cache_size(length),
+        "gradient_beyond": _gradient_beyond(session, adapter, spec) if reaches else None,
+        "retrieval": {str(n): retrieve(adapter, trials).to_json() for n, trials in session.trials.items() if reaches},
+        "configuration": rope,
+    }
+
+
+def _timed(adapter: ModelAdapter, row: torch.Tensor) -> float:
+    start = time.perf_counter()
+    adapter.losses(row)
+    return time.perf_counter() - start
+
+
+def _gradient_beyond(session: _Session, adapter: ModelAdapter, spec: str) -> float | None:
+    """The share of the gradient that lies more than the training length before the target, at the longest length."""
+    if spec == CROP:
+        return 0.0
+    if not session.request.gradients or adapter.dtype.itemsize < 4:
+        return None
+    hook = embedding_hook(adapter)
+    shares = []
+    for anchor in session.anchors[: session.request.gradients]:
+        norms_T = hook.norms(session.row(anchor, session.longest))[0]
+        total = float(norms_T.sum())
+        if np.isfinite(total) and total > 0:
+            shares.append(float(norms_T[: -session.train_length].sum()) / total)
+    return float(np.mean(shares)) if shares else None

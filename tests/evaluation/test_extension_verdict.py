@@ -1,0 +1,57 @@
+"""Outcomes of methods against a crop: decided in order, and seldom wrong where there is no difference."""
+
+import numpy as np
+import pytest
+
+from fieldlens.evaluation.equivalence import Contrast
+from fieldlens.evaluation.extension_verdict import judge_methods, outcome
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "p", "expected"),
+    [
+        (-0.004, -0.006, -0.002, 0.001, "crops"),  # significant, but inside the margin
+        (-0.05, -0.06, -0.04, 0.001, "uses"),
+        (0.05, 0.04, 0.06, 0.001, "breaks"),
+        (-0.05, -0.06, -0.04, 0.2, "undecided"),
+        (-0.05, -0.11, 0.01, 0.04, "undecided"),  # the interval includes 0
+        (0.0, -0.03, 0.03, 1.0, "undecided"),
+        (0.0, 0.0, 0.0, 1.0, "crops"),
+        (0.01, float("nan"), float("nan"), None, "undecided"),
+    ],
+)
+def test_outcomes_are_decided_in_order(
+    difference: float, low: float, high: float, p: float | None, expected: str
+) -> None:
+    assert outcome(Contrast(difference, low, high, 100, 0.02), p) == expected
+
+
+def losses(rng: np.random.Generator, spread: float, shift: float = 0.0) -> np.ndarray:
+    """Differences of 90 targets in 30 documents, correlated within documents."""
+    return np.repeat(rng.normal(shift, spread, 30), 3) + rng.normal(0, spread, 90)
+
+
+def test_without_a_difference_uses_and_breaks_are_rare() -> None:
+    rng, units_N = np.random.default_rng(0), np.repeat(np.arange(30), 3)
+    wrong = 0
+    for _ in range(600):
+        methods = {f"method {n}": {64: losses(rng, 0.3), 128: losses(rng, 0.3)} for n in range(2)}
+        rows = judge_methods(methods, np.zeros(90), units_N, resamples=199)
+        assert not any(row["outcome"] == "crops" for row in rows)  # intervals are far wider than the margin
+        wrong += any(row["outcome"] in ("uses", "breaks") for row in rows)
+    assert wrong / 600 <= 0.06
+
+
+def test_real_differences_are_found() -> None:
+    rng, units_N = np.random.default_rng(0), np.repeat(np.arange(30), 3)
+    methods = {
+        "better": {64: losses(rng, 0.1, -0.3)},
+        "worse": {64: losses(rng, 0.1, 0.3)},
+        "equal": {64: losses(rng, 0.005)},
+        "unclear": {64: losses(rng, 0.1, 0.01)},
+    }
+    rows = {row["method"]: row for row in judge_methods(methods, np.zeros(90), units_N)}
+    outcomes = {name: row["outcome"] for name, row in rows.items()}
+    assert outcomes == {"better": "uses", "worse": "breaks", "equal": "crops", "unclear": "undecided"}
+    assert rows["unclear"]["targets_needed"] > 90
+    assert rows["better"]["p_holm"] == pytest.approx(4 * rows["better"]["p"], rel=0.3)  # corrected over all rows
