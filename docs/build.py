@@ -90,6 +90,8 @@ def stage(folder: Path) -> list[str]:
     }
     for name, text in generated.items():
         (docs / f"{name}.md").write_text(text)
+    tested = docs / "tested.md"
+    tested.write_text(tested.read_text().replace("<!-- campaign -->", campaign(ROOT / "docs" / "campaign.json")))
     there = {path.name for path in docs.glob("*.md")}
     pages = [name for name in PAGES if name in there] + sorted(there - set(PAGES))
     nav = [{heading(docs / name): name} for name in pages]
@@ -209,6 +211,24 @@ def _path(module: str) -> str:
 def _first_line(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     return text.split("\n")[0].replace("|", "\\|").replace("<", "&lt;")
+
+
+def campaign(path: Path) -> str:
+    """The outcome of the campaign's most recent run."""
+    if not path.exists():
+        return "It has not been run on this version yet."
+    record = json.loads(path.read_text())
+    keys = ["piece", "required result", "trials", "as required", "harmless", "skipped", "wrong"]
+    rows, notes = [], list[str]()
+    for piece in record["pieces"]:
+        counts = [piece[key] for key in ("right", "harmless", "skipped", "wrong")]
+        part = "" if piece["done"] == piece["cases"] else f" ({piece['done']} of {piece['cases']} cases)"
+        rows.append([piece["name"], piece["promise"] + part, *(f"{count:,}" for count in (sum(counts), *counts))])
+        notes += [f"- {piece['name']}, {note}" for note in piece["notes"]]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    about = f"Seed {record['seed']}, source {record['source']}, {versions}; {record['machine']}."
+    listing = ["Harmless, skipped or wrong:", "", *(note.replace("<", "&lt;").replace("|", "\\|") for note in notes)]
+    return "\n".join([_table(keys, rows), "", about, *(["", *listing] if notes else [])])
 
 
 def performance() -> str:

@@ -19,6 +19,22 @@ LENGTHS = ["--lengths", "8,16", "--segments", "4", "--threads", "1"]
 VERBS: dict[str, list[str]] = {
     "measure": ["measure", "runs/alibi", "--length", "16", "--segments", "2", "--plain", "--out", "out"],
     "evaluate": ["evaluate", "runs/alibi", *LENGTHS, "--out", "out"],
+    "extend": [
+        "extend",
+        "runs/alibi",
+        "--lengths",
+        "48",
+        "--targets",
+        "4",
+        "--gradients",
+        "0",
+        "--trials",
+        "0",
+        "--method",
+        "window",
+        "--out",
+        "out",
+    ],
     "compare": ["compare", "results/a.json", "results/b.json", "--out", "out"],
     "generate": ["generate", "runs/alibi", "--prompt", "abc", "--tokens", "2"],
     "train": ["train", "--preset", "smoke", "--steps", "2", "--bpe", "300", "--corpus", "runs/corpus", "--out", "out"],
@@ -104,6 +120,7 @@ def fault_points(words: list[str]) -> list[str]:
     return {
         "measure": ["fieldlens.receptive.measure_models.load"],
         "evaluate": ["fieldlens.evaluation.evaluate_models.load"],
+        "extend": ["fieldlens.receptive.extend_model.load"],
         "compare": ["fieldlens.evaluation.result.read_result"],
         "generate": ["fieldlens.generation.generate_text.load"],
         "train": ["fieldlens.training.loop.tokenize"],
@@ -132,7 +149,7 @@ def test_a_fault_inside_any_verb_is_one_line(
     assert is_one_line(err), err
 
 
-@pytest.mark.parametrize("verb", ["measure", "evaluate", "train", "corpus", "study", "compare"])
+@pytest.mark.parametrize("verb", ["measure", "evaluate", "extend", "train", "corpus", "study", "compare"])
 @pytest.mark.parametrize("fault", ["ENOSPC", "EIO"])
 def test_a_disk_that_fails_while_a_verb_writes_is_one_line(
     verb: str, fault: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -35,6 +35,8 @@ FULL = Exception("I/O error: No space left on device (os error 28)")
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"), MemoryError),
         (RuntimeError("std::bad_alloc"), MemoryError),
         (RuntimeError("CUDA out of memory. Tried to allocate 20 GiB"), MemoryError),
+        (ImportError("libx.so: failed to map segment from shared object"), MemoryError),
+        (ImportError("No module named x"), None),
         (FileNotFoundError(errno.ENOENT, "no such file"), None),
         (OSError("repository not found"), None),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),

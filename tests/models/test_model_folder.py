@@ -81,3 +81,14 @@ def test_a_folder_of_version_0_1_loads(folder: Path) -> None:
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(config.replace('"vocab_size"', '"vocabulary"'))
     assert load_model(folder).vocab_size == 60
+
+
+def test_every_flipped_bit_of_the_manifest_is_noticed(folder: Path) -> None:
+    manifest = folder / "manifest.json"
+    whole = manifest.read_bytes()
+    for bit in range(8 * len(whole)):
+        altered = bytearray(whole)
+        altered[bit // 8] ^= 1 << bit % 8
+        manifest.write_bytes(altered)
+        with pytest.raises(BadInput, match="is damaged"):
+            verify_model_folder(folder)

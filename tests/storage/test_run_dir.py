@@ -111,3 +111,13 @@ def test_a_name_that_is_not_utf8_is_written(tmp_path: Path) -> None:
     run, name = Run(tmp_path), os.fsdecode(b"caf\xe9")
     run.write(run.config, {"corpus": name})
     assert run.read(run.config) == {"corpus": name}
+
+
+def test_every_flipped_bit_of_the_metrics_is_noticed(run: Run) -> None:
+    whole, history = run.metrics.read_bytes(), run.history()
+    for bit in range(8 * len(whole)):
+        altered = bytearray(whole)
+        altered[bit // 8] ^= 1 << bit % 8
+        run.metrics.write_bytes(altered)
+        rows = run.history()
+        assert rows == history or len(rows) < len(history), altered[max(0, bit // 8 - 20) : bit // 8 + 20]

@@ -53,6 +53,7 @@ def test_a_place_that_refuses_or_is_full_is_an_error_of_the_environment(
     [
         ["measure", "MODEL", "--text", "TEXT", "--out", str(SEALED)],
         ["evaluate", "MODEL", "--text", "TEXT", "--out", str(SEALED)],
+        ["extend", "MODEL", "--lengths", "900", "--text", "TEXT", "--out", str(SEALED)],
         ["train", "--preset", "smoke", "--corpus", "nowhere", "--out", str(SEALED)],
         ["compare", "none.json", "--out", str(SEALED)],
         ["study", "demo", "--out", str(SEALED)],

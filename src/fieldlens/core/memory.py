@@ -32,6 +32,7 @@ def keep_pages() -> None:
 _PHRASES = (
     "not enough memory", "allocate memory", "out of memory", "bad_alloc", "can't start new thread",
     "storage size calculation overflowed", "array is too big", "maximum allowed dimension exceeded",
+    "failed to map segment",
 )  # fmt: skip
 
 
@@ -39,7 +40,9 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out. Libraries report it with different types and messages."""
     if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError | ValueError) and any(phrase in str(error).lower() for phrase in _PHRASES)
+    return isinstance(error, RuntimeError | ValueError | ImportError) and any(
+        phrase in str(error).lower() for phrase in _PHRASES
+    )
 
 
 def free_memory(device: "torch.device") -> float:

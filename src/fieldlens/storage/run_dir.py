@@ -115,6 +115,10 @@ class Run:
                 os.fsync(file.fileno())
 
 
+_UNSEALED = {"step", "loss", "learning_rate", "gradient_norm", "validation_perplexity"}
+"""The keys of a row that version 0.1 wrote."""
+
+
 def _line(row: dict[str, Any]) -> bytes:
     """A row of the metrics with its own short hash."""
     return json.dumps({**row, SEAL: digest(row)[:8]}).encode() + b"\n"
@@ -129,7 +133,9 @@ def _row(line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict) or "step" not in row:
         return {}
     expected = row.pop(SEAL, None)
-    return row if expected in (None, digest(row)[:8]) else {}
+    if expected is None:
+        return row if row.keys() <= _UNSEALED else {}
+    return row if expected == digest(row)[:8] else {}
 
 
 @contextmanager
