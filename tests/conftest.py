@@ -8,7 +8,7 @@ import torch
 from hypothesis import settings
 
 from fieldlens.schemes.discovery import registry
-from fieldlens.schemes.spec import options
+from fieldlens.schemes.spec import COMMON, options
 
 pytest_plugins = ["browsing"]
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
@@ -16,13 +16,24 @@ settings.load_profile("unhurried")
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores
 
 
+COMMON_SPECS = [
+    "rotary:logits=ssmax,sink=learned",
+    "none:logits=logn",
+    "t5:sink=learned",
+    "alibi:sink=learned",
+    "fox:sink=learned",
+    "cope:logits=ssmax,sink=learned",
+]
+"""Examples of the options that every scheme accepts."""
+
+
 def all_specs() -> list[str]:
-    """Every registered scheme, and every choice of every option that has choices."""
-    specs = []
+    """Every registered scheme, with its examples or every choice of every option, and examples of common options."""
+    specs = COMMON_SPECS.copy()
     for name, cls in registry().items():
-        specs.append(name)
+        specs += [name, *cls.examples]
         for key, parameter in options(cls).items():
-            if get_origin(parameter.annotation) is Literal:
+            if get_origin(parameter.annotation) is Literal and key not in COMMON and not cls.examples:
                 others = [choice for choice in get_args(parameter.annotation) if choice != parameter.default]
                 specs += [f"{name}:{key}={choice}" for choice in others]
     return specs

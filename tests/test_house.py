@@ -12,7 +12,7 @@ from plant import BUGS
 import fieldlens
 from fieldlens.extension import discovery as methods
 from fieldlens.schemes.discovery import is_built_in, registry
-from fieldlens.schemes.spec import options
+from fieldlens.schemes.spec import COMMON, options
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "fieldlens"
@@ -21,8 +21,8 @@ SOURCE = ROOT / "src" / "fieldlens"
 ROOMS = {
     "core": "limits memory faults errors events format device distributed",
     "storage": "shape atomic writable journal folders sealed provenance checkpoints content_cache results run_dir",
-    "schemes": "window base discovery * spec __init__ layers validation",
-    "kernels": "layout rotary blocks cpu_flash attention",
+    "schemes": "window common base discovery * spec __init__ layers validation",
+    "kernels": "layout rotary key_terms blocks cpu_flash content general attention",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
     "models": "decoder kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function adapters.adapt "
     "cost size gguf_metadata hub origin texts model_folder hf_cache hf_export loading",
@@ -123,7 +123,7 @@ def test_the_page_of_schemes_lists_every_option() -> None:
     schemes = {name: cls for name, cls in registry().items() if is_built_in(cls)}  # other tests may add plugins
     assert set(rows) == set(schemes)
     for name, cls in schemes.items():
-        for key in set(options(cls)) - {"window"}:
+        for key in set(options(cls)) - set(COMMON):
             assert f"`{key}=" in rows[name], f"the row of {name} lacks {key}"
 
 

@@ -64,13 +64,14 @@ def test_few_queries_and_keys_have_one_mask() -> None:
 @pytest.mark.parametrize("window", [None, 1, 7])
 def test_one_mask_equals_blocks(every_spec: str, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Output and gradients, also those of learned biases, with fewer queries than keys."""
-    built = fieldlens.scheme(every_spec, HEADS, WIDTH).double()
+    built = fieldlens.scheme(every_spec, HEADS, WIDTH, train_length=16).double()
     inputs = [x.double().requires_grad_() for x in qkv(20, 33)]
-    parameters = [*inputs, *built.parameters()]
+    x_BSD = torch.randn(1, 33, HEADS * WIDTH, dtype=torch.float64, requires_grad=True)
+    parameters = [*inputs, x_BSD, *built.parameters()]
     results = []
     for few in (FEW, 8):
         monkeypatch.setattr("fieldlens.kernels.layout.FEW", few)
-        out = fieldlens.attention(*inputs, built, window)
+        out = fieldlens.attention(*inputs, built, window, x_BSD=x_BSD)
         gradients = torch.autograd.grad(out.cos().sum(), parameters, allow_unused=True, materialize_grads=True)
         results.append([out, *gradients])
     for one_mask, blocks in zip(*results, strict=True):
@@ -78,7 +79,9 @@ def test_one_mask_equals_blocks(every_spec: str, window: int | None, monkeypatch
 
 
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("spec", ["sandwich", "kerple", "t5", "none:window=100"])
+@pytest.mark.parametrize(
+    "spec", ["sandwich", "kerple", "t5", "none:window=100", "fox:sink=learned", "t5:sink=learned", "cope"]
+)
 def test_no_square_tensor_is_made(spec: str, window: int | None) -> None:
     """No operator in forward or backward has an output of about H·L·L elements."""
     length = 2048
@@ -95,7 +98,7 @@ def test_no_square_tensor_is_made(spec: str, window: int | None) -> None:
             return out
 
     with Watch():
-        fieldlens.attention(q, k, v, built, window).sum().backward()
+        fieldlens.attention(q, k, v, built, window, x_BSD=torch.randn(1, length, HEADS * WIDTH)).sum().backward()
     assert max(sizes) <= HEADS * length * (2 * LEARNED_ROWS)
 
 

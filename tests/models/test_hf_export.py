@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags.*")
 
 
 def decoder(spec: str, **changes: object) -> fieldlens.Decoder:
-    shape = {"layers": 2, "width": 32, "heads": 4, "vocab_size": 60, "init_std": 0.2, **changes}
+    shape = {"layers": 2, "width": 32, "heads": 4, "vocab_size": 60, "init_std": 0.2, "train_length": 16, **changes}
     return fieldlens.Decoder(fieldlens.Config(scheme=spec, **shape)).eval()  # type: ignore[arg-type]
 
 
@@ -87,6 +87,8 @@ def greedy(model: fieldlens.Decoder, ids: torch.Tensor, tokens: int) -> torch.Te
 @pytest.mark.parametrize("window", [None, 5])
 def test_generate_is_the_greedy_loop(every_spec: str, window: int | None, options: dict[str, object]) -> None:
     model = decoder(every_spec, window=window)
+    if not model.scheme.exact_with_cache and options.get("use_cache", True):
+        pytest.skip("cached keys keep the angles of a shorter text")
     ids = torch.randint(1, 60, (2, 9))
     output = FieldlensForCausalLM.of(model).generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0, **options)
     assert torch.equal(output, greedy(model, ids, 12))
@@ -99,8 +101,9 @@ def test_padding_on_the_left_changes_nothing(every_spec: str, window: int | None
     padded = torch.zeros(2, 9, dtype=torch.long)
     padded[0], padded[1, 5:] = prompts[0], prompts[1]
     wrapped = FieldlensForCausalLM.of(model)
-    mask = (padded > 0).long()
-    output = wrapped.generate(padded, attention_mask=mask, max_new_tokens=10, do_sample=False, pad_token_id=0)
+    mask, options = (padded > 0).long(), {"do_sample": False, "pad_token_id": 0}
+    options["use_cache"] = model.scheme.exact_with_cache
+    output = wrapped.generate(padded, attention_mask=mask, max_new_tokens=10, **options)
     for row, prompt in zip(output, prompts, strict=True):
         alone = greedy(model, prompt, 10)[0]
         assert row[-len(alone) :].tolist() == alone.tolist()

@@ -15,13 +15,13 @@ from fieldlens.schemes.spec import parse
 
 VOCABULARY = 60
 WINDOWS = (1, 2, 8, 33)
-DEPTHS = (1, 2, 4)
+DEPTHS = (1, 3)
 EVERY = pytest.mark.parametrize("spec", registry())
 
 
 def decoder(spec: str, layers: int, window: int | None = None) -> Decoder:
     """A small decoder with weights large enough that every dependence is visible."""
-    shape = {"layers": layers, "width": 32, "heads": 4, "vocab_size": VOCABULARY, "init_std": 0.2}
+    shape = {"layers": layers, "width": 32, "heads": 4, "vocab_size": VOCABULARY, "init_std": 0.2, "train_length": 16}
     return Decoder(Config(scheme=spec, window=window, **shape)).eval().requires_grad_(False)  # type: ignore[arg-type]
 
 
@@ -48,10 +48,14 @@ def test_the_cache_equals_the_windowed_forward(every_spec: str, window: int) -> 
     """For any chunk size: to 1e-12 in float64, to 1e-5 in float32."""
     length = 3 * window + 7
     ids_BT = torch.randint(VOCABULARY, (2, length))
-    for layers in DEPTHS:
+    for layers in DEPTHS if window < 33 else (2,):
         model = decoder(every_spec, layers)
         expected = model(ids_BT, window=window)
-        for chunk in {1, 5, window, length}:
+        if not model.scheme.exact_with_cache:
+            differs = (in_chunks(model, ids_BT, window, 5) - expected).abs().max() > 1e-6
+            assert differs == (length > 16 and window > 1)  # within the original length it is exact
+            continue
+        for chunk in {1, 5, window, length} if window < 33 else {9, length}:
             assert (in_chunks(model, ids_BT, window, chunk) - expected).abs().max() < 1e-12
         single = model.float()
         assert (in_chunks(single, ids_BT, window, 5) - single(ids_BT, window=window)).abs().max() < 1e-5

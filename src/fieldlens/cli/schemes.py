@@ -157,6 +157,7 @@ def _row(scheme: Any) -> dict[str, Any]:
         "spec": scheme.spec,
         "label": scheme.label,
         "kind": "relative" if scheme.relative else "absolute",
+        "exact_with_cache": scheme.exact_with_cache,
         "learned_parameters": sum(parameter.numel() for parameter in scheme.parameters()),
         "options": keys,
         "source": scheme.source,

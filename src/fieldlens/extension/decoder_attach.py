@@ -24,6 +24,9 @@ class DecoderAttachment:
         self.frequencies: dict[Scheme, DecoderFrequencies] = {}
         if decoder.scheme.embedding(self._positions(2)) is not None:
             raise BadInput(f"{name} adds positions to its embeddings: use the methods crop or window")
+        beyond = [scheme.spec for scheme in decoder.scheme.distinct_schemes if not scheme.tables_only]
+        if beyond:
+            raise BadInput(f"{name} adds more than rotations and biases ({beyond[0]}): use the methods crop or window")
 
     @classmethod
     def of(cls, decoder: Decoder, name: str, method: ExtensionMethod) -> "DecoderAttachment":

@@ -145,6 +145,8 @@ def plan(adapter: ModelAdapter, mode: str | None, window: int | None, lengths: S
     else:
         window, reasons = _resolve_window(adapter, mode, window)
         notes += reasons
+    if isinstance(adapter, DecoderAdapter) and mode != "re-encode" and not adapter.decoder.scheme.exact_with_cache:
+        notes.append(f"{adapter.decoder.config.scheme} changes the angles of all positions except those already cached")
     if isinstance(adapter, HFAdapter):
         _check_hf_support(adapter, mode, window, lengths, tokens)
         total, stretch = max(lengths) + tokens - 1, adapter.stretch

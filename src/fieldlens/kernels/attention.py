@@ -1,7 +1,10 @@
-"""Exact causal attention with a bias by distance: selects the kernel; context extension also calls cpu_flash.
+"""Exact causal attention with a positional scheme: selects the kernel; context extension also calls cpu_flash.
 
 Neither forward nor backward materialises an H·T·S tensor, including gradients of learned biases: see layout.py.
+Schemes that compute with scores materialise one block of queries at a time: see general.py.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +12,12 @@ from torch import Tensor
 
 from fieldlens.core.errors import BadInput
 from fieldlens.kernels import cpu_flash
-from fieldlens.kernels.blocks import BlockAttention, masked_attention
-from fieldlens.kernels.layout import BlockLayout, Layout, OneMask, check_positions, make_layout
-from fieldlens.kernels.rotary import accumulation_dtype, apply_rotary, rotary_table
-from fieldlens.schemes.base import Scheme
+from fieldlens.kernels.blocks import BlockAttention, few_with_key_terms, masked_attention
+from fieldlens.kernels.content import KeyColumns, Update, key_bias, query_features
+from fieldlens.kernels.general import ScoreTerms, attend_general
+from fieldlens.kernels.layout import BlockLayout, Layout, OneMask, Scattered, check_positions, make_layout
+from fieldlens.kernels.rotary import RotaryTable, accumulation_dtype, apply_rotary, rotary_tables
+from fieldlens.schemes.base import Scheme, widest_float
 from fieldlens.schemes.window import check_window, min_window
 
 
@@ -25,29 +30,146 @@ def bias_table(scheme: Scheme, reach: int, like: Tensor) -> Tensor | None:
     return None if table_HN is None else table_HN.to(accumulation_dtype(like))
 
 
-def expand_bias(table_HN: Tensor | None, layout: Layout, like: Tensor) -> Tensor | None:
-    """The `bias` argument of `attend`, from a table by distance; None if plain causal attention suffices."""
+class Terms(NamedTuple):
+    """What a scheme contributes to the attention of a layer, computed from positions and shared by layers."""
+
+    scheme: Scheme
+    layout: Layout
+    bias: Tensor | None
+    """Biases by distance as the layout expands them; for schemes that compute with scores, their table."""
+    q_rotation: RotaryTable | None
+    k_rotation: RotaryTable | None
+    q_scale: Tensor | None
+    """Factors of the queries, broadcastable to (B, H, T, 1)."""
+    sink_H: Tensor | None
+    new_positions: Tensor
+    """Positions of the keys that are not yet in the cache."""
+    q_positions: Tensor
+    k_positions: Tensor
+    plain: bool
+    """Whether neither the input of the layer nor its scores matter, and there is no sink."""
+
+
+def scheme_terms(
+    scheme: Scheme,
+    q_positions: Tensor,
+    new_positions: Tensor,
+    k_positions: Tensor,
+    like: Tensor,
+    layout: Layout,
+    table_HN: Tensor | None,
+) -> Terms:
+    """The terms of a scheme for a layout of these positions, and its `bias_table` of at least the layout's reach."""
+    if scheme.takes_scores:
+        layout = Scattered(torch.atleast_2d(q_positions), torch.atleast_2d(k_positions), layout.window)
+    sink_H = scheme.sink_logit() if scheme.has_sink else None if scheme.common is None else scheme.common.sink_H
+    plain = sink_H is None and not scheme.takes_scores and not scheme.takes_input
+    bias = table_HN if scheme.takes_scores else expand_bias(table_HN, layout, like, plain)
+    rotations = rotary_tables(scheme, q_positions, new_positions, k_positions, like)
+    q_scale = _query_scale(scheme, q_positions, layout, like)
+    return Terms(scheme, layout, bias, *rotations, q_scale, sink_H, new_positions, q_positions, k_positions, plain)
+
+
+def expand_bias(table_HN: Tensor | None, layout: Layout, like: Tensor, plain: bool = True) -> Tensor | None:
+    """The `bias` argument of the kernels, from a table by distance; None if plain causal attention suffices."""
     if table_HN is None:
-        if layout.square:
+        if layout.square and plain:
             return None
         table_HN = torch.zeros(1, layout.reach, dtype=accumulation_dtype(like), device=like.device)
     return layout.expand(table_HN)
 
 
-def attend(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, bias: Tensor | None, layout: Layout) -> Tensor:
+def _query_scale(scheme: Scheme, q_positions: Tensor, layout: Layout, like: Tensor) -> Tensor | None:
+    """The factors of the queries: of the scheme, its constant, and those of the option `logits`."""
+    factor = None if scheme.score_factor == 1 else like.new_full((1, 1, 1), scheme.score_factor, dtype=torch.float64)
+    if scheme.scales_queries or scheme.common is not None:
+        visible_B1T = widest_float(layout.visible_counts().clamp(min=1))[:, None]
+        factors = [scheme.query_scale(torch.atleast_2d(q_positions)[:, None], visible_B1T)]
+        factors += [scheme.common.query_scale(visible_B1T)] if scheme.common is not None else []
+        for other in factors:
+            factor = other if factor is None else factor if other is None else factor * other
+    if factor is None:
+        return None
+    shape = factor.shape
+    if (
+        factor.ndim > 3
+        or shape[-1] not in (1, q_positions.shape[-1])
+        or (factor.ndim > 1 and shape[-2] not in (1, scheme.heads))
+    ):
+        expected = f"(batch, {scheme.heads}, {q_positions.shape[-1]})"
+        raise BadInput(f"query_scale() of scheme '{scheme.name}' returned shape {tuple(shape)}, expected {expected}")
+    return factor.to(accumulation_dtype(like))[..., None]
+
+
+def attend(
+    q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, terms: Terms, x_BSD: Tensor | None, update: Update | None = None
+) -> Tensor:
+    """Attention of a layer from queries and keys that are not yet rotated.
+
+    `x_BSD` is the input of the layer, which some schemes need; `update` appends new keys and values to a cache.
+    """
+    q_BHTK, k_BHSK = apply_rotary(q_BHTK, terms.q_rotation), apply_rotary(k_BHSK, terms.k_rotation)
+    if terms.q_scale is not None:
+        q_BHTK = (q_BHTK * terms.q_scale).to(q_BHTK.dtype)
+    if terms.plain:
+        if update is not None:
+            k_BHSK, v_BHSK = update(k_BHSK, v_BHSK)
+        return attend_kernel(q_BHTK, k_BHSK, v_BHSK, terms.bias, terms.layout)
+    return _attend_with_content(q_BHTK, k_BHSK, v_BHSK, terms, x_BSD, update)
+
+
+def _attend_with_content(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, x_BSD: Tensor | None, update: Update | None
+) -> Tensor:
+    """Attention with what the scheme computes from the input of the layer, with sinks, or with its own logits."""
+    scheme, columns, q_features, bias_BHS, lacking = terms.scheme, None, None, None, None
+    if scheme.takes_input:
+        if x_BSD is None:
+            raise BadInput(f"scheme '{scheme.name}' needs the input of the layer: pass it as x_BSD")
+        columns = KeyColumns(scheme, x_BSD, torch.atleast_2d(terms.new_positions) < 0)
+        k, v = columns.update(k, v, update)
+        q_features = query_features(scheme, x_BSD[:, -q.shape[2] :])
+        bias_BHS, lacking = key_bias(columns, torch.atleast_2d(terms.q_positions), torch.atleast_2d(terms.k_positions))
+    elif update is not None:
+        k, v = update(k, v)
+    sink_BHT = None
+    if terms.sink_H is not None:
+        sink_BHT = widest_float(terms.sink_H)[None, :, None].expand(len(q), -1, q.shape[2])
+        sink_BHT = sink_BHT if lacking is None else sink_BHT - lacking
+    if scheme.takes_scores:
+        assert isinstance(terms.layout, Scattered)
+        k_features = None if columns is None else columns.part("key_features")
+        score_terms = ScoreTerms(terms.bias, bias_BHS, sink_BHT, q_features, k_features)
+        return attend_general(scheme, q, k, v, terms.layout, score_terms)
+    return attend_kernel(q, k, v, terms.bias, terms.layout, bias_BHS, sink_BHT)
+
+
+def attend_kernel(
+    q_BHTK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
+    bias: Tensor | None,
+    layout: Layout,
+    key_bias_BHS: Tensor | None = None,
+    sink_BHT: Tensor | None = None,
+) -> Tensor:
     """Attention over rotated queries and keys, with the result of `expand_bias` for this layout."""
     if bias is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, is_causal=True)
     # The CPU kernel assumes stride 1 on the last axis and does not check it.
     q_BHTK, k_BHSK, v_BHSK = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BHTK, k_BHSK, v_BHSK))
+    more = key_bias_BHS is not None or sink_BHT is not None
     if isinstance(layout, OneMask):
+        if more:
+            return few_with_key_terms(q_BHTK, k_BHSK, v_BHSK, bias, key_bias_BHS, sink_BHT)
         return masked_attention(q_BHTK, k_BHSK, v_BHSK, bias)
     assert isinstance(layout, BlockLayout)
     fixed = not bias.requires_grad and bias.dtype == q_BHTK.dtype
     fused = fixed and q_BHTK.device.type == "cpu" and cpu_flash.available()
-    if q_BHTK.shape[2] == 1 and not torch.is_grad_enabled():
+    if q_BHTK.shape[2] == 1 and not torch.is_grad_enabled() and not more:
         return _attend_single_query(q_BHTK, k_BHSK, v_BHSK, bias, layout, fused)
-    return (cpu_flash.CpuFlashAttention if fused else BlockAttention).apply(q_BHTK, k_BHSK, v_BHSK, bias, layout)
+    kernel = cpu_flash.CpuFlashAttention if fused else BlockAttention
+    return kernel.apply(q_BHTK, k_BHSK, v_BHSK, bias, layout, key_bias_BHS, sink_BHT)
 
 
 def _attend_single_query(
@@ -68,11 +190,13 @@ def attention(
     window: int | None = None,
     q_positions: Tensor | None = None,
     k_positions: Tensor | None = None,
+    x_BSD: Tensor | None = None,
 ) -> Tensor:
     """Exact causal attention with a positional scheme; queries and keys are not yet rotated: (B, H, T, K).
 
     By default the keys are at positions 0..S-1 and the queries are the last T of them. If both the argument `window`
-    and the scheme's window are set, the smaller one applies. A key at a negative position is padding.
+    and the scheme's window are set, the smaller one applies. A key at a negative position is padding. Schemes that
+    depend on content need `x_BSD`, the input of the layer at the keys; the queries are then the last T of them.
     """
     _check_inputs(q_BHTK, k_BHSK, v_BHSK, scheme)
     check_window(window)
@@ -86,10 +210,9 @@ def attention(
     check_positions("q_positions", q_positions, q_BHTK.shape[0], t)
     check_positions("k_positions", k_positions, q_BHTK.shape[0], s)
     layout = make_layout(q_positions, k_positions, min_window(window, scheme.window))
-    bias = expand_bias(bias_table(scheme, layout.reach, q_BHTK), layout, q_BHTK)
-    q_BHTK = apply_rotary(q_BHTK, rotary_table(scheme.angles(q_positions), q_BHTK))
-    k_BHSK = apply_rotary(k_BHSK, rotary_table(scheme.angles(k_positions), k_BHSK))
-    return attend(q_BHTK, k_BHSK, v_BHSK, bias, layout)
+    table_HN = bias_table(scheme, layout.reach, q_BHTK)
+    terms = scheme_terms(scheme, q_positions, k_positions, k_positions, q_BHTK, layout, table_HN)
+    return attend(q_BHTK, k_BHSK, v_BHSK, terms, x_BSD)
 
 
 def _check_inputs(q: Tensor, k: Tensor, v: Tensor, scheme: Scheme) -> None:

@@ -46,6 +46,10 @@ class Layout(ABC):
     def expand(self, table_HN: Tensor) -> Tensor:
         """Convert a table of biases by distance to the form that `attend` takes, with -inf for invisible keys."""
 
+    @abstractmethod
+    def visible_counts(self) -> Tensor:
+        """Number of keys that each query sees: (B or 1, T)."""
+
 
 class OneMask(Layout):
     """Few consecutive queries and keys, where every query sees at least one key: `expand` returns their whole mask."""
@@ -62,6 +66,9 @@ class OneMask(Layout):
         mask_HX = table_HN.index_select(1, self.distances_TS.clamp(0, self.reach - 1).flatten())
         mask_HTS = mask_HX.unflatten(1, self.distances_TS.shape)
         return torch.where(visible(self.distances_TS, self.window), mask_HTS, -math.inf)[None]
+
+    def visible_counts(self) -> Tensor:
+        return visible(self.distances_TS, self.window).sum(1)[None]
 
 
 class BlockLayout(Layout):
@@ -111,6 +118,11 @@ class Contiguous(BlockLayout):
         line_HX = table_HN.index_select(1, distances_X.clamp(0, self.reach - 1))
         return torch.where(visible(distances_X, self.window), line_HX, -math.inf)
 
+    def visible_counts(self) -> Tensor:
+        farthest_T = self.q_offset + torch.arange(self.q_count, device=self.device)  # distance of the first key
+        nearest_T = (farthest_T - self.k_count + 1).clamp(min=0)
+        return (farthest_T.clamp(max=(self.window or UNBOUNDED) - 1) - nearest_T + 1)[None]
+
     def blocks(self, rows: int) -> Iterator[tuple[slice, slice]]:
         for stop in range(self.q_count, 0, -rows):
             start = max(0, stop - rows)
@@ -153,6 +165,10 @@ class Scattered(BlockLayout):
         for stop in range(self.q_positions_BT.shape[1], 0, -rows):
             queries = slice(max(0, stop - rows), stop)
             yield queries, self._keys(queries)
+
+    def visible_counts(self) -> Tensor:
+        counts = [self._visible(queries, keys).sum(-1).flip(1) for queries, keys in self.blocks(FEW)]
+        return torch.cat(counts[::-1], 1)  # blocks run from the last queries to the first
 
     def _keys(self, queries: slice) -> slice:
         """From the first to the last key that any query of a block can see in any row."""

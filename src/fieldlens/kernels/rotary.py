@@ -3,16 +3,40 @@
 import torch
 from torch import Tensor
 
+from fieldlens.schemes.base import Scheme
+
 RotaryTable = tuple[Tensor, Tensor]
-"""Cosines and sines of the rotation angles of queries or keys."""
+"""Cosines and sines of the rotation angles of queries or keys, times their magnitudes."""
 
 
-def rotary_table(angles: Tensor | None, like: Tensor) -> RotaryTable | None:
+def rotary_table(angles: Tensor | None, like: Tensor, magnitudes: Tensor | None = None) -> RotaryTable | None:
     """Cosines and sines of a scheme's angles, (T, K/2) or (B, T, K/2), broadcastable to (B, H, T, K/2)."""
     if angles is None:
         return None
-    angles = angles if angles.ndim == 2 else angles[:, None]
-    return angles.cos().to(accumulation_dtype(like)), angles.sin().to(accumulation_dtype(like))
+    cos, sin = angles.cos(), angles.sin()
+    if magnitudes is not None:
+        cos, sin = cos * magnitudes, sin * magnitudes
+    if angles.ndim > 2:
+        cos, sin = cos[:, None], sin[:, None]
+    return cos.to(accumulation_dtype(like)), sin.to(accumulation_dtype(like))
+
+
+def rotary_tables(
+    scheme: Scheme, q_positions: Tensor, new_positions: Tensor, k_positions: Tensor, like: Tensor
+) -> tuple[RotaryTable | None, RotaryTable | None]:
+    """The tables of the queries and of the new keys; `k_positions` are those of all keys, new or cached."""
+    if scheme.by_length:
+        last = max(q_positions.ndim, k_positions.ndim) > 1
+        ends = [torch.atleast_2d(positions).amax(1, keepdim=True) for positions in (q_positions, k_positions)]
+        length = torch.maximum(*ends) + 1  # of each row
+        angles = [scheme.angles(p, length if last else length[0]) for p in (q_positions, new_positions)]  # type: ignore[call-arg]
+    else:
+        angles = [scheme.angles(p) for p in (q_positions, new_positions)]
+    if not scheme.stretches or angles[0] is None:
+        return rotary_table(angles[0], like), rotary_table(angles[1], like)
+    q_magnitudes, k_magnitudes = (scheme.magnitudes(p) for p in (q_positions, new_positions))
+    assert k_magnitudes is not None
+    return rotary_table(angles[0], like, q_magnitudes), rotary_table(angles[1], like, 1 / k_magnitudes)
 
 
 def apply_rotary(x_BHTK: Tensor, table: RotaryTable | None) -> Tensor:

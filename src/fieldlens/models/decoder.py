@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fieldlens.core.errors import BadInput
-from fieldlens.kernels.attention import attend, bias_table, expand_bias
+from fieldlens.kernels.attention import Terms, attend, bias_table, scheme_terms
 from fieldlens.kernels.layout import Layout, check_positions, make_layout
-from fieldlens.kernels.rotary import RotaryTable, apply_rotary, rotary_table
 from fieldlens.schemes.base import Scheme
 from fieldlens.schemes.layers import layer_schemes
 from fieldlens.schemes.spec import canonical, cycle, parse
@@ -76,16 +76,13 @@ class Extension(Protocol):
 
 
 class LayerInputs(NamedTuple):
-    """Positions, biases and rotations of one layer. It reads `keys` tokens and outputs the last `queries` of them."""
+    """What a layer computes besides its weights. It reads `keys` tokens and outputs the last `queries` of them."""
 
     keys: int
     queries: int
-    layout: Layout | None
-    bias: Tensor | None
-    q_rotation: RotaryTable | None
-    k_rotation: RotaryTable | None
+    terms: Terms | None
     extended: Attention | None = None
-    """Attention that replaces layout, bias and rotations."""
+    """Attention that replaces that of the scheme."""
 
 
 class Block(nn.Module):
@@ -103,15 +100,15 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(config.mlp_width, config.width)
 
     def forward(self, x_BSD: Tensor, inputs: LayerInputs, cache: Cache | None) -> Tensor:
-        q_BHTK, k_BHSK, v_BHSK = self._project(self.attention_norm(x_BSD), inputs.queries)
-        q_BHTK, k_BHSK = apply_rotary(q_BHTK, inputs.q_rotation), apply_rotary(k_BHSK, inputs.k_rotation)
-        if cache is not None:
-            k_BHSK, v_BHSK = cache.update(k_BHSK, v_BHSK, self.layer)
+        normed_BSD = self.attention_norm(x_BSD)
+        q_BHTK, k_BHSK, v_BHSK = self._project(normed_BSD, inputs.queries)
+        update = None if cache is None else partial(cache.update, layer_idx=self.layer)
         if inputs.extended is not None:
+            k_BHSK, v_BHSK = (k_BHSK, v_BHSK) if update is None else update(k_BHSK, v_BHSK)
             mixed_BHTK = inputs.extended(q_BHTK, k_BHSK, v_BHSK)
         else:
-            assert inputs.layout is not None
-            mixed_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, inputs.bias, inputs.layout)
+            assert inputs.terms is not None
+            mixed_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, inputs.terms, normed_BSD, update)
         x_BTD = x_BSD[:, -inputs.queries :] + self.attention_out(mixed_BHTK.transpose(1, 2).flatten(2))
         return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD))))
 
@@ -133,7 +130,9 @@ class Decoder(nn.Module):
         """A method that runs the decoder past its training length; not saved."""
         with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
             # a scheme may read its own tensors in its constructor, so they cannot be on the meta device
-            self.scheme = layer_schemes(config.scheme, config.layers, config.heads, config.width // config.heads)
+            self.scheme = layer_schemes(
+                config.scheme, config.layers, config.heads, config.width // config.heads, config.train_length
+            )
         self.windows = tuple(self.scheme.of_layer(number).window for number in range(config.layers))
         """The window of each layer."""
         self.embedding = nn.Embedding(config.vocab_size, config.width)
@@ -285,16 +284,17 @@ class Decoder(nn.Module):
                 k_positions = new_positions if cached is None else cached
                 if self.extension is not None:
                     extended = self.extension.attention(scheme, q_positions, k_positions, window)
-                    shared[(scheme, *at)] = LayerInputs(keys, queries, None, None, None, None, extended)
+                    shared[(scheme, *at)] = LayerInputs(keys, queries, None, extended)
                     layer_inputs.append(shared[(scheme, *at)])
                     continue
                 if at not in layouts:
                     layouts[at] = make_layout(q_positions, k_positions, window)
                 if scheme not in tables:
                     tables[scheme] = bias_table(scheme, layouts[at].reach, x_BTD)
-                q_table, k_table = (rotary_table(scheme.angles(p), x_BTD) for p in (q_positions, new_positions))
-                bias = expand_bias(tables[scheme], layouts[at], x_BTD)
-                shared[(scheme, *at)] = LayerInputs(keys, queries, layouts[at], bias, q_table, k_table)
+                terms = scheme_terms(
+                    scheme, q_positions, new_positions, k_positions, x_BTD, layouts[at], tables[scheme]
+                )
+                shared[(scheme, *at)] = LayerInputs(keys, queries, terms)
             layer_inputs.append(shared[(scheme, *at)])
         return layer_inputs
 

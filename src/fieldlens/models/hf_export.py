@@ -286,7 +286,8 @@ def _rebuild_scheme(decoder: Decoder) -> Scheme:
     Transformers builds models on the meta device, which leaves tensors that are not in the state dict uninitialised.
     """
     config = decoder.config
-    rebuilt = layer_schemes(config.scheme, config.layers, config.heads, config.width // config.heads)
+    head_width = config.width // config.heads
+    rebuilt = layer_schemes(config.scheme, config.layers, config.heads, head_width, config.train_length)
     rebuilt = rebuilt.to(decoder.embedding.weight)
     rebuilt.load_state_dict(decoder.scheme.state_dict())
     return rebuilt.train(decoder.training)

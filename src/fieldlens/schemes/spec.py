@@ -10,6 +10,7 @@ from typing import Any, Literal, Union
 
 from fieldlens.core.errors import BadInput, reraise_as_bad_input, unknown
 from fieldlens.schemes.base import MAX_SIZE, Scheme
+from fieldlens.schemes.common import CommonOptions, LogitScaling, Sink
 from fieldlens.schemes.discovery import PLUGINS, is_built_in, registry
 from fieldlens.schemes.window import check_window
 
@@ -20,13 +21,23 @@ MAX_CYCLE = 1024
 """Maximum number of layers in one cycle of a layer pattern."""
 
 
+COMMON = {
+    name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    for name, default, annotation in (
+        ("logits", "none", LogitScaling),
+        ("sink", "none", Sink),
+        ("window", None, int | None),
+    )
+}
+"""Options of every scheme."""
+
+
 def options(cls: type[Scheme]) -> dict[str, inspect.Parameter]:
-    """Options of a scheme by name, with their types and defaults: its keyword-only arguments, and `window`."""
+    """Options of a scheme by name, with their types and defaults: its keyword-only arguments, and `COMMON`."""
     keys = keyword_options("scheme", cls, positional=2)
-    if "window" in keys:
-        raise BadInput(f"scheme '{cls.name}' declares an option 'window', which every scheme already has")
-    window = inspect.Parameter("window", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int | None)
-    return {**keys, "window": window}
+    for key in keys.keys() & COMMON.keys():
+        raise BadInput(f"scheme '{cls.name}' declares an option '{key}', which every scheme already has")
+    return keys | COMMON
 
 
 def keyword_options(kind: str, cls: Any, positional: int) -> dict[str, inspect.Parameter]:
@@ -164,10 +175,10 @@ def _canonical(spec: str, window: int | None) -> str:
     return f"{cls.name}:{pairs}" if pairs else cls.name
 
 
-def scheme(spec: str, heads: int, head_width: int) -> Scheme:
+def scheme(spec: str, heads: int, head_width: int, train_length: int | None = None) -> Scheme:
     """Build a scheme from its spec, for example scheme("sandwich:dims=64", heads=12, head_width=64).
 
-    A layer pattern is not one scheme: `Config` takes it.
+    Some schemes need the training length. A layer pattern is not one scheme: `Config` takes it.
     """
     for name, value in (("heads", heads), ("head_width", head_width)):
         if not 1 <= value <= MAX_SIZE:
@@ -176,12 +187,15 @@ def scheme(spec: str, heads: int, head_width: int) -> Scheme:
     if others:
         raise BadInput(f"'{canonical('/'.join([spec, *others]))}' is not one scheme: {_PATTERN_FORM}")
     cls, values = parse(spec)
-    window = values.pop("window", None)
+    window, logits, sink = (values.pop(key, COMMON[key].default) for key in ("window", "logits", "sink"))
     with reraise_as_bad_input(f"cannot build scheme '{spec}' for {heads} heads of width {head_width}"):
         module = cls(heads, head_width, **values)
         if (vars(module).get("heads"), vars(module).get("head_width")) != (heads, head_width):
             raise BadInput(f"scheme '{cls.name}' must call super().__init__(heads, head_width) in its __init__")
-    module.spec, module.window = spec, window
+        module.spec, module.window, module.train_length = spec, window, train_length
+        if (logits, sink) != ("none", "none"):
+            module.common = CommonOptions(heads, logits, sink, train_length)
+        module.prepare()
     return module
 
 

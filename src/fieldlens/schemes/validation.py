@@ -1,51 +1,51 @@
 """Checks the outputs of a user-defined scheme before a model is trained with it."""
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fieldlens.core.errors import BadInput, reraise_as_bad_input
-from fieldlens.schemes.base import Scheme
+from fieldlens.schemes.base import Scheme, ScoreBlock
 from fieldlens.schemes.discovery import is_built_in
 from fieldlens.schemes.spec import cycle, scheme
-
-METHODS = ("embedding", "angles", "bias")
-"""Where a scheme can act."""
 
 TOKENS = 4
 """Number of positions and distances in the check."""
 
 
-def check_scheme(spec: str, heads: int, head_width: int) -> None:
+def check_scheme(spec: str, heads: int, head_width: int, train_length: int | None = None) -> None:
     """Raise `BadInput` if a scheme adds nothing, or returns wrong shapes, NaN, or values outside of its state dict.
 
     Of a layer pattern, every scheme is checked.
     """
     for entry in dict.fromkeys(cycle(spec)):
-        _check_entry(entry, heads, head_width)
+        original = scheme(entry, heads, head_width, train_length).eval()
+        if not is_built_in(type(original)):  # these are covered by the test suite
+            _check_outputs(original, scheme(entry, heads, head_width, train_length).eval())
 
 
-def _check_entry(spec: str, heads: int, head_width: int) -> None:
-    original = scheme(spec, heads, head_width).eval()
-    if is_built_in(type(original)):
-        return  # covered by the test suite
-    copy, state = scheme(spec, heads, head_width).eval(), deepcopy(original.state_dict())
+def _check_outputs(original: Scheme, copy: Scheme) -> None:
+    state = deepcopy(original.state_dict())
     for module in (original, copy):  # both, because loading also projects
         module.load_state_dict(state)
-    if all(_table(original, method) is None for method in METHODS):
+    arguments = _arguments(original)
+    if original.score_factor == 1 and all(
+        _table(original, method, pair[0]) is None for method, pair in arguments.items()
+    ):
         raise BadInput(
-            f"scheme '{spec}' would train as 'none': it returns nothing from embedding(), angles() and bias(); "
-            "override at least one of these methods (is a name misspelled?)"
+            f"scheme '{original.spec}' would train as 'none': it returns nothing from embedding(), angles(), bias() or "
+            "another method of Scheme; override at least one of them (is a name misspelled?)"
         )
-    shapes = {"embedding": (TOKENS, heads * head_width), "angles": (TOKENS, head_width // 2), "bias": (heads, TOKENS)}
-    for method, expected in shapes.items():
-        table, copied_table = (_table(module, method) for module in (original, copy))
+    for method, (inputs, expected) in arguments.items():
+        table, copied_table = (_table(module, method, inputs) for module in (original, copy))
         source = f"{method}() of scheme '{original.name}'"
         if table is None or copied_table is None:
             continue
-        if table.shape not in (expected, (1, TOKENS) if method == "bias" else expected):
-            raise BadInput(f"{source} returned shape {tuple(table.shape)} for {TOKENS} tokens, expected {expected}")
+        shape = tuple(table.shape)
+        if shape[: len(expected)] != expected and not (method == "bias" and shape == (1, TOKENS)):
+            raise BadInput(f"{source} returned shape {shape} for {TOKENS} tokens, expected {expected}")
         masks = method == "bias" and bool((table < torch.inf).all() and table[:, 0].isfinite().all())
         if not table.isfinite().all() and not masks:  # a bias of -inf masks a key, but never the query's own
             raise BadInput(f"{source} returned NaN or inf: {table.flatten()[:TOKENS].tolist()}")
@@ -53,24 +53,56 @@ def _check_entry(spec: str, heads: int, head_width: int) -> None:
             raise BadInput(f"{source} uses values that are neither parameters nor buffers: they would not be saved")
 
 
-def unused_parameters(spec: str, heads: int, head_width: int) -> list[str]:
-    """Names of learned parameters of a user-defined scheme that get no gradient from any of its tables."""
+def unused_parameters(spec: str, heads: int, head_width: int, train_length: int | None = None) -> list[str]:
+    """Names of learned parameters of a user-defined scheme that get no gradient from any of its outputs."""
     names = []
     for entry in dict.fromkeys(cycle(spec)):
-        module = scheme(entry, heads, head_width)
+        module = scheme(entry, heads, head_width, train_length)
         if is_built_in(type(module)):
             continue
-        tables = [table for method in METHODS if (table := getattr(module, method)(torch.arange(TOKENS))) is not None]
-        total = sum((table[table.isfinite()].sum() for table in tables if table.requires_grad), torch.zeros(()))
+        calls = [getattr(module, method)(*inputs) for method, (inputs, _) in _arguments(module, grad=True).items()]
+        tables = [table for table in calls if table is not None and table.requires_grad]
+        total = sum((table[table.isfinite()].sum() for table in tables), torch.zeros(()))
         if total.requires_grad:
             total.backward()
         names += [name for name, value in module.named_parameters() if value.requires_grad and value.grad is None]
-    return list(dict.fromkeys(names))
+    return [name for name in dict.fromkeys(names) if not name.startswith("common.")]
 
 
-def _table(module: Scheme, method: str) -> Tensor | None:
-    with reraise_as_bad_input(f"{method}() of scheme '{module.name}' failed"), torch.no_grad():
-        table = getattr(module, method)(torch.arange(TOKENS))
+def _arguments(module: Scheme, grad: bool = False) -> dict[str, tuple[tuple[Any, ...], tuple[int, ...]]]:
+    """For each method that the scheme overrides: arguments for `TOKENS` tokens, and the first sizes of its result."""
+    heads, width = module.heads, module.head_width
+    positions, visible = torch.arange(TOKENS), torch.arange(1, TOKENS + 1, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    x_BSD = torch.randn(1, TOKENS, heads * width, generator=generator)
+    q_BHtK, k_BHsK = torch.randn(2, 1, heads, TOKENS, width, generator=generator)
+    scores_BHts, visible_Bts = q_BHtK @ k_BHsK.transpose(2, 3), (positions[:, None] >= positions)[None]
+    q_features, k_features = (_table(module, method, (x_BSD,), grad) for method in ("query_features", "key_features"))
+    block = ScoreBlock(
+        scores_BHts, q_BHtK, k_BHsK, q_features, k_features, positions[None], positions[None], visible_Bts
+    )
+    by_token, by_pair = (1, heads, TOKENS), (1, heads, TOKENS, TOKENS)
+    rotation = (positions, torch.tensor([TOKENS])) if module.by_length else (positions,)
+    arguments: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {
+        "embedding": ((positions,), (TOKENS, heads * width)),
+        "angles": (rotation, (TOKENS, width // 2)),
+        "magnitudes": ((positions,), (TOKENS, width // 2)),
+        "bias": ((positions,), (heads, TOKENS)),
+        "query_scale": ((positions[None, None], visible[None, None]), ()),
+        "key_bias": ((x_BSD,), by_token),
+        "log_decay": ((x_BSD,), by_token),
+        "sink_logit": ((), (heads,)),
+        "query_features": ((x_BSD,), by_token),
+        "key_features": ((x_BSD,), by_token),
+        "attention_logits": ((block,), by_pair),
+        "attention_weights": ((scores_BHts, visible_Bts), by_pair),
+    }
+    return {method: pair for method, pair in arguments.items() if module.overrides(method)}
+
+
+def _table(module: Scheme, method: str, inputs: tuple[Any, ...], grad: bool = False) -> Tensor | None:
+    with reraise_as_bad_input(f"{method}() of scheme '{module.name}' failed"), torch.set_grad_enabled(grad):
+        table = getattr(module, method)(*inputs)
     if table is not None and not isinstance(table, Tensor):
         raise BadInput(f"{method}() of scheme '{module.name}' must return a tensor or None, got {type(table).__name__}")
     return table

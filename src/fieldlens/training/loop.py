@@ -90,7 +90,7 @@ def train(
             trainer = Trainer(
                 recipe, tokens, device, dtype, world, checkpointing=options.checkpointing, compile=options.compile
             )
-            if names := unused_parameters(recipe.scheme, recipe.heads, recipe.width // recipe.heads):
+            if names := unused_parameters(recipe.scheme, recipe.heads, recipe.width // recipe.heads, recipe.length):
                 watch(Warned(f"'{recipe.scheme}' has parameters without a gradient: {', '.join(names)}"))
             check_dtype(run, config, trainer)
             restore(trainer, run, watch)

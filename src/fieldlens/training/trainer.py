@@ -148,4 +148,4 @@ def shape(recipe: Recipe, vocab_size: int) -> Config:
 def check_shape(recipe: Recipe) -> None:
     """Refuse an impossible decoder or scheme, before any text is read."""
     config = shape(recipe, recipe.bpe)
-    check_scheme(config.scheme, config.heads, config.width // config.heads)
+    check_scheme(config.scheme, config.heads, config.width // config.heads, config.train_length)

@@ -1,10 +1,12 @@
 """The adapter of `Decoder`, which computes only what the last positions depend on."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from fieldlens.kernels.content import KeyColumns
 from fieldlens.models.adapters.base import ModelAdapter, count_parameters
 from fieldlens.models.decoder import Decoder
 from fieldlens.schemes.window import min_window
@@ -29,8 +31,18 @@ class DecoderAdapter(ModelAdapter):
         self.windows = decoder.windows
 
     def cache_size(self, tokens: int, window: int | None = None) -> int:
-        kept = sum(min(tokens, min_window(own, window) or tokens) for own in self.windows)
-        return 2 * self.decoder.config.width * self.dtype.itemsize * kept
+        kept = [min(tokens, min_window(own, window) or tokens) for own in self.windows]
+        numbers = sum(count * width for count, width in zip(kept, self.cached_widths, strict=True))
+        return self.dtype.itemsize * numbers
+
+    @cached_property
+    def cached_widths(self) -> list[int]:
+        """How many numbers the cache of each layer holds per token: keys, values and what the scheme adds to keys."""
+        x_BSD = torch.zeros(1, 1, self.decoder.config.width, device=self.device, dtype=self.dtype)
+        schemes = [self.decoder.scheme.of_layer(number) for number in range(self.decoder.config.layers)]
+        reading = {scheme for scheme in schemes if scheme.takes_input}
+        added = {scheme: scheme.heads * KeyColumns(scheme, x_BSD).width for scheme in reading}
+        return [2 * self.decoder.config.width + added.get(scheme, 0) for scheme in schemes]
 
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         # a relative scheme is invariant to the first position: start at 0, for bitwise equal results
