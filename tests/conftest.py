@@ -28,7 +28,7 @@ COMMON_SPECS = [
 
 
 def all_specs() -> list[str]:
-    """Every registered scheme, with its examples or every choice of every option, and examples of common options."""
+    """Every registered scheme, with its examples or every choice of every option, and of options that all have."""
     specs = COMMON_SPECS.copy()
     for name, cls in registry().items():
         specs += [name, *cls.examples]

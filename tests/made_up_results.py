@@ -97,7 +97,9 @@ def write_result(job: Job, study: Study, folder: Path, law: Law = flat, spread: 
     norms_NT = made_up_norms(job, spread)
     field = {"segments": len(norms_NT), "length": norms_NT.shape[1], "average": "shares", "name": model["name"]}
     field |= {"train_length": job.recipe.length, "undefined_reason": ""}
-    about = {"kind": MEASUREMENT, "model": model, "asked": {"bos": None}, "theoretical": None, "probe": None}
+    about = {"kind": MEASUREMENT, "model": model, "theoretical": None, "probe": None, "versions": {"fieldlens": "0"}}
+    about |= {"data": {"corpus": job.recipe.corpus}}
+    about |= {"asked": {"length": norms_NT.shape[1], "target": "loss", "bos": None, "segments": len(norms_NT)}}
     results.write_result(job_folder / "measurement.json", {**about, "receptive_field": field}, {"norms": norms_NT})
     timings = {"train": 60.0, "evaluate": 1.0, "measure": 1.0, "train_cpu": 50.0}
     (job_folder / "timings.json").write_text(json.dumps(timings))

@@ -41,7 +41,7 @@ def attention(
         scores = own_logits(scheme, scores, q_b, k[b], q_positions[b], k_positions[b], allowed, x, b)
         scores = scores.masked_fill(~allowed, -torch.inf)
         scores = scores.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-        sink = scheme.common.sink_H if scheme.common is not None else scheme.sink_logit()
+        sink = scheme.softmax_options.sink_H if scheme.softmax_options is not None else scheme.sink_logit()
         if sink is not None:
             scores = torch.cat([scores, sink.to(scores.dtype)[:, None, None].expand(-1, t, 1)], -1)
         weights = torch.softmax(scores, -1)[..., :s] * allowed.any(-1, keepdim=True)
@@ -56,9 +56,9 @@ def query_factor(scheme: Scheme, positions: Tensor, visible: Tensor) -> Tensor:
     own = scheme.query_scale(positions[None, None], visible[None, None])
     if own is not None:
         factor = factor * torch.atleast_3d(own.expand(1, -1, len(positions)) if own.ndim > 1 else own[None, None])[0]
-    if scheme.common is not None and scheme.common.ssmax_H is not None:
-        factor = factor * scheme.common.ssmax_H.double()[:, None] * visible.log()
-    elif scheme.common is not None and scheme.common.logits == "logn":
+    if scheme.softmax_options is not None and scheme.softmax_options.ssmax_H is not None:
+        factor = factor * scheme.softmax_options.ssmax_H.double()[:, None] * visible.log()
+    elif scheme.softmax_options is not None and scheme.softmax_options.logits == "logn":
         factor = factor * torch.where(visible > scheme.train_length, visible.log() / np.log(scheme.train_length), 1.0)
     return factor[..., None]
 

@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "fieldlens"
 ROOMS = {
     "core": "limits memory faults errors events format device distributed",
     "storage": "shape atomic writable journal folders sealed provenance checkpoints content_cache results run_dir",
-    "schemes": "window common base discovery * spec __init__ layers validation",
+    "schemes": "window softmax_options base discovery * spec __init__ layers validation",
     "kernels": "layout rotary key_terms blocks cpu_flash content general attention",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
     "models": "decoder kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function adapters.adapt "

@@ -346,6 +346,7 @@ def test_noise_is_no_advice() -> None:
     advice = sentences(check)
     assert "Undecided whether any sliding window is within 2% of the perplexity with 128 tokens: 16 tokens" in advice
     assert "targets are needed to decide (`--targets " in advice
+    assert "No sliding window is recommended." in advice
     assert "saves" not in advice
     assert "undecided from 128 tokens on (up to × " in advice
 

@@ -195,9 +195,9 @@ def test_logits_are_scaled_by_the_number_of_visible_keys(option: str, window: in
     visible = torch.arange(1, TOKENS + 1).clamp(max=window or TOKENS).double()
     factor = torch.where(visible > 32, visible.log() / math.log(32), 1.0)[None]
     if option == "logits=ssmax":
-        assert built.common is not None
+        assert built.softmax_options is not None
         with torch.no_grad():
-            built.common.ssmax_H.copy_(torch.tensor([0.3, 0.7]))
+            built.softmax_options.ssmax_H.copy_(torch.tensor([0.3, 0.7]))
         factor = torch.tensor([0.3, 0.7])[:, None] * visible.log()
     bias = built.bias((torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).clamp(min=0).flatten())
     scores = factor[..., None] * products(q, k) + bias.view(2, TOKENS, TOKENS)
@@ -229,8 +229,8 @@ def test_the_sink_is_gpt_oss(tokens: int) -> None:
     """Outputs and gradients, with one mask (few tokens) and in blocks."""
     q, k, v = (x.requires_grad_() for x in qkv(tokens))
     built = scheme("none:sink=learned", 2, 8)
-    assert built.common is not None
-    sinks = built.common.sink_H
+    assert built.softmax_options is not None
+    sinks = built.softmax_options.sink_H
     with torch.no_grad():
         sinks.copy_(torch.tensor([1.5, -0.5]))
 

@@ -62,7 +62,8 @@ def scheme_terms(
     """The terms of a scheme for a layout of these positions, and its `bias_table` of at least the layout's reach."""
     if scheme.takes_scores:
         layout = Scattered(torch.atleast_2d(q_positions), torch.atleast_2d(k_positions), layout.window)
-    sink_H = scheme.sink_logit() if scheme.has_sink else None if scheme.common is None else scheme.common.sink_H
+    options = scheme.softmax_options
+    sink_H = scheme.sink_logit() if scheme.has_sink else options.sink_H if options is not None else None
     plain = sink_H is None and not scheme.takes_scores and not scheme.takes_input
     bias = table_HN if scheme.takes_scores else expand_bias(table_HN, layout, like, plain)
     rotations = rotary_tables(scheme, q_positions, new_positions, k_positions, like)
@@ -82,10 +83,10 @@ def expand_bias(table_HN: Tensor | None, layout: Layout, like: Tensor, plain: bo
 def _query_scale(scheme: Scheme, q_positions: Tensor, layout: Layout, like: Tensor) -> Tensor | None:
     """The factors of the queries: of the scheme, its constant, and those of the option `logits`."""
     factor = None if scheme.score_factor == 1 else like.new_full((1, 1, 1), scheme.score_factor, dtype=torch.float64)
-    if scheme.scales_queries or scheme.common is not None:
+    if scheme.scales_queries or scheme.softmax_options is not None:
         visible_B1T = widest_float(layout.visible_counts().clamp(min=1))[:, None]
         factors = [scheme.query_scale(torch.atleast_2d(q_positions)[:, None], visible_B1T)]
-        factors += [scheme.common.query_scale(visible_B1T)] if scheme.common is not None else []
+        factors += [scheme.softmax_options.query_scale(visible_B1T)] if scheme.softmax_options is not None else []
         for other in factors:
             factor = other if factor is None else factor if other is None else factor * other
     if factor is None:

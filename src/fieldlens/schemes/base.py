@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fieldlens.core.errors import BadInput
-from fieldlens.schemes.common import CommonOptions
+from fieldlens.schemes.softmax_options import SoftmaxOptions
 
 MAX_SIZE = 2**16
 """Maximum number of heads, head width and size of a scheme's tables; catches typing errors."""
@@ -105,7 +105,7 @@ class Scheme(nn.Module):
     def __init__(self, heads: int, head_width: int) -> None:
         super().__init__()
         self.heads, self.head_width = heads, head_width
-        self.common: CommonOptions | None = None
+        self.softmax_options: SoftmaxOptions | None = None
         self.takes_input, self.takes_scores = self.overrides(*CONTENT_METHODS), self.overrides(*SCORE_METHODS)
         self.stretches, self.scales_queries = self.overrides("magnitudes"), self.overrides("query_scale")
         self.has_sink = self.overrides("sink_logit")
@@ -203,7 +203,7 @@ class Scheme(nn.Module):
     def tables_only(self) -> bool:
         """Whether embeddings, rotations by position and biases by distance are all that this scheme adds."""
         more = self.takes_input, self.takes_scores, self.stretches, self.scales_queries, self.has_sink, self.by_length
-        return self.common is None and self.score_factor == 1 and not any(more)
+        return self.softmax_options is None and self.score_factor == 1 and not any(more)
 
     def project(self) -> None:
         """Project learned parameters onto their valid range, in place; do not write to parameters already inside it.

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from fieldlens.schemes.base import Scheme
-from fieldlens.schemes.common import needs_copies
+from fieldlens.schemes.softmax_options import needs_copies
 from fieldlens.schemes.spec import COMMON, canonical, cycle, parse, scheme
 
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, Union
 
 from fieldlens.core.errors import BadInput, reraise_as_bad_input, unknown
 from fieldlens.schemes.base import MAX_SIZE, Scheme
-from fieldlens.schemes.common import CommonOptions, LogitScaling, Sink
 from fieldlens.schemes.discovery import PLUGINS, is_built_in, registry
+from fieldlens.schemes.softmax_options import LogitScaling, Sink, SoftmaxOptions
 from fieldlens.schemes.window import check_window
 
 MAX_VALUE = 1e12
@@ -194,7 +194,7 @@ def scheme(spec: str, heads: int, head_width: int, train_length: int | None = No
             raise BadInput(f"scheme '{cls.name}' must call super().__init__(heads, head_width) in its __init__")
         module.spec, module.window, module.train_length = spec, window, train_length
         if (logits, sink) != ("none", "none"):
-            module.common = CommonOptions(heads, logits, sink, train_length)
+            module.softmax_options = SoftmaxOptions(heads, logits, sink, train_length)
         module.prepare()
     return module
 

@@ -66,7 +66,7 @@ def unused_parameters(spec: str, heads: int, head_width: int, train_length: int 
         if total.requires_grad:
             total.backward()
         names += [name for name, value in module.named_parameters() if value.requires_grad and value.grad is None]
-    return [name for name in dict.fromkeys(names) if not name.startswith("common.")]
+    return [name for name in dict.fromkeys(names) if not name.startswith("softmax_options.")]
 
 
 def _arguments(module: Scheme, grad: bool = False) -> dict[str, tuple[tuple[Any, ...], tuple[int, ...]]]:

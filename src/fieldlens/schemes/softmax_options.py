@@ -15,7 +15,7 @@ SSMAX_START = 0.168
 """1 / the mean of ln n over n = 1 … 1024, so that queries start with a factor near 1."""
 
 
-class CommonOptions(nn.Module):
+class SoftmaxOptions(nn.Module):
     """logits=ssmax: q·s_h·ln n, s_h learned;  logits=logn: q·max(1, ln n / ln L);  sink=learned: Σ exp(…) + exp(b_h).
 
     n is the number of keys that the query sees and L the training length. Sources: Nakanishi 2025, arXiv:2501.19399;
