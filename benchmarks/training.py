@@ -32,6 +32,21 @@ PAPER: Shape = {"layers": 12, "width": 768, "heads": 12, "vocab_size": 50304}
 OURS, LIMITS = "none", {"alibi": 1.05, "sandwich": 1.05, "kerple": 1.2, "t5": 1.2}
 
 
+ADDITIONS = {
+    "rotary:logits=ssmax": "rotary",
+    "rotary:sink=learned": "rotary",
+    "t5:sink=learned": "t5",
+    "fox": "none",
+    "rotary/none": "rotary",
+    "2*rotary:window=64/rotary": "rotary",
+    "cope": "none",
+    "fire": "none",
+    "inkling": "none",
+}
+"""Models with an addition, and the same model without it. The last three materialise scores, which costs more."""
+ADDITION_LIMIT, MATERIALISED = 1.1, ("cope", "fire", "inkling")
+
+
 def step(model: nn.Module, ids_BT: Tensor) -> Callable[[], None]:
     """Forward and backward of one batch; the model is ours, theirs, or x-transformers'."""
 
@@ -145,6 +160,23 @@ def small(rounds: int, batch: int = 8, length: int = 256) -> dict[str, Any]:
     return {"rows": compare(seconds), "share of the matmul peak": share}
 
 
+def additions(rounds: int, batch: int = 8, length: int = 256) -> list[dict[str, Any]]:
+    """Additions to a scheme against the same model without them, interleaved."""
+    ids_BT = torch.randint(SMALL["vocab_size"], (batch, length + 1))
+    specs = dict.fromkeys([*ADDITIONS.values(), *ADDITIONS])
+    seconds = race({spec: step(ours(spec, SMALL).train(), ids_BT) for spec in specs}, rounds, "additions")
+    return [
+        {
+            "model": spec,
+            "ratio to": plain,
+            "ratio": seconds[spec] / seconds[plain],
+            "limit": "" if spec in MATERIALISED else ADDITION_LIMIT,
+            "s": seconds[spec],
+        }
+        for spec, plain in [*ADDITIONS.items(), (A_A, next(iter(specs)))]
+    ]
+
+
 def compare(seconds: Mapping[str, float]) -> list[dict[str, Any]]:
     return [
         {
@@ -195,7 +227,8 @@ def main(rounds: int = 10, paper_rounds: int = 3, threads: int = 1) -> None:
     first = small(rounds)
     show("\n6 layers × width 256, 8 × 256 tokens, forward + backward", first["rows"])
     print(f"share of the matmul peak, without a scheme: {first['share of the matmul peak']:.2f}")
-    results: dict[str, Any] = {"rounds": rounds, "small": first}
+    results: dict[str, Any] = {"rounds": rounds, "small": first, "additions": additions(rounds)}
+    show("\nadditions to a scheme, 6 layers × width 256, 8 × 256 tokens, forward + backward", results["additions"])
     if paper_rounds:
         results |= {"paper_rounds": paper_rounds, "paper": paper(paper_rounds)}
         show("\nthe paper's size, 1 × 512 tokens, forward + backward", results["paper"])

@@ -68,12 +68,18 @@ def test_listing_and_model_find_it(environment: dict[str, str]) -> None:
     assert python(environment, "-c", program).strip() == "(1, 4, 9)"
 
 
-def test_contracts_run_over_the_example() -> None:
+def test_contracts_run_over_the_examples() -> None:
     """The command of docs/own-scheme.md."""
     page = (ROOT / "docs" / "own-scheme.md").read_text()
     (command,) = [line for line in page.splitlines() if line.startswith("python -m pytest")]
-    environment = {**os.environ, "FIELDLENS_PLUGINS": "examples/cliff.py"}
-    assert " passed" in python(environment, *command.split()[1:], "-p", "no:cacheprovider", "-p", "no:xdist")
+    files = ("examples/cliff.py", "examples/salience.py")
+    for file in files:
+        assert (ROOT / file).read_text() in page
+    environment = {**os.environ, "FIELDLENS_PLUGINS": os.pathsep.join(files)}
+    assert "cliff or salience" in command
+    words = command.replace('"cliff or salience"', "cliff-or-salience").split()[1:]
+    words[words.index("cliff-or-salience")] = "cliff or salience"
+    assert " passed" in python(environment, *words, "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 def test_a_module_can_be_named_too(environment: dict[str, str], tmp_path: Path) -> None:
