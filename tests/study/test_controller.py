@@ -149,7 +149,8 @@ def test_report_prefers_the_study_over_a_folder_of_its_name(
 
 def test_a_plugin_that_is_edited_is_another_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = tmp_path / "mine.py"
-    plugin.write_text("from fieldlens.schemes import Scheme\nclass Mine(Scheme):\n    name = 'mine'\n")
+    source = "from fieldlens.schemes import Scheme\nclass Mine(Scheme):\n    name = 'mine'\n"
+    plugin.write_text(source + "    def bias(self, distances_N):\n        return -distances_N.double()[None]\n")
     kept = dict(base.REGISTERED)
 
     def identity() -> tuple[dict[str, str], str]:

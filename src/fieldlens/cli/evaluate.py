@@ -49,7 +49,7 @@ def evaluate(
     options: Annotated[ProtocolOptions, Parameter(name="*")] = ProtocolOptions(),  # type: ignore[valid-type] # noqa: B008
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Evaluate perplexity against context length, on the same targets at every length.
+    """Evaluate perplexity by context length, on the same targets.
 
     Example: fieldlens evaluate runs/sandwich runs/alibi --lengths 128,256,512,1024
 

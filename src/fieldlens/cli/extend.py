@@ -31,7 +31,7 @@ def extend(
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
-    """Compare ways to run a model past its training length: does it use the context, or only crop it?
+    """Compare methods that run a model past its training length.
 
     Example: fieldlens extend runs/rotary --lengths 256,512 --method yarn:factor=4 --method self-extend
 

@@ -46,7 +46,7 @@ class Watcher:
             return
         match event:
             case events.Note(text):
-                self.console.print(text, style="dim", markup=False)
+                self.console.print(text, style="dim", markup=False, soft_wrap=True)  # a command can be copied
             case events.Stage(name):
                 self.stage, self.start = name, None
                 self.progress.reset(self.task, description=name, total=None)
