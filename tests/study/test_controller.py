@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,8 @@ def test_a_plugin_that_is_edited_is_another_scheme(tmp_path: Path, monkeypatch: 
 
     def imported() -> tuple[dict[str, str], str]:
         monkeypatch.setattr(base, "REGISTERED", dict(kept))
+        for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", "") == str(plugin)]:
+            monkeypatch.delitem(sys.modules, name)
         discovery._load_file(str(plugin))
         return identity()
 
