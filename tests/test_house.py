@@ -20,7 +20,8 @@ SOURCE = ROOT / "src" / "fieldlens"
 # Reading order: a room imports only from rooms above it, and a module only from modules before it in its room.
 ROOMS = {
     "core": "limits memory faults errors events format device distributed",
-    "storage": "shape atomic writable journal folders sealed provenance checkpoints content_cache results run_dir",
+    "storage": "records shape atomic writable journal folders sealed provenance checkpoints content_cache results "
+    "run_dir",
     "schemes": "window softmax_options base discovery * spec __init__ layers validation",
     "kernels": "layout rotary key_terms blocks cpu_flash content general attention",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
@@ -31,7 +32,7 @@ ROOMS = {
     "training": "recipe loss optimisers update trainer loop",
     "reporting": "table plots blocks",
     "evaluation": "statistics equivalence context_use protocols.anchors protocols.base protocols.* protocols.discovery "
-    "protocols.__init__ verdict copy_baseline baseline result request runner evaluate compare evaluate_models summary "
+    "protocols.__init__ verdict copy_model baseline result request runner evaluate compare evaluate_models summary "
     "extension_verdict retrieval",
     "receptive": "last_query input_gradients field request check advice budget result runner stages measure_models "
     "charts.base charts.* charts.__init__ report extend_request extension_result extend_model extend_report",

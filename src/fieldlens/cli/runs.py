@@ -53,7 +53,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _row(run: Any) -> dict[str, Any]:
     try:
-        status, recipe = run.read(run.status), run.read(run.config).get("recipe", {})
+        status, recipe = run.read_status(), run.read(run.config).get("recipe", {})
     except BadInput:  # damaged or foreign files: list the other runs nevertheless
         status, recipe = {"state": "unreadable"}, {}
     history = run.history()

@@ -63,16 +63,16 @@ def train(
         except Diverged:
             if not as_json or os.environ.get("RANK", "0") != "0":
                 raise
-            status = Run(out).read(Run(out).status)
+            status = Run(out).read_status()
     if not status:
         return  # only the process of rank 0 reports
     config = Run(out).read(Run(out).config)
     model = str(out / "model") if status["state"] == "finished" else None
-    status = {**status, "unigram_perplexity": config["unigram_perplexity"], "model": model}
+    summary = {**status, "unigram_perplexity": config["unigram_perplexity"], "model": model}
     if as_json:
-        print(json.dumps(status))
+        print(json.dumps(summary))
     else:
-        _summary(status)
+        _print_summary(summary)
     if status["state"] == "diverged":
         sys.exit(3)
 
@@ -91,7 +91,7 @@ def _compiler() -> Iterator[None]:
         raise BadInput(f"torch.compile failed ({message}): run without --compile") from error
 
 
-def _summary(status: dict[str, Any]) -> None:
+def _print_summary(status: dict[str, Any]) -> None:
     if status["state"] == "diverged":
         print(f"diverged: {status['reason']}")
         return

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fieldlens.data.corpus import open_corpus
 from fieldlens.data.documents import File, refuse_json, too_large
 from fieldlens.data.tokenizer import Coder, find_bos
 from fieldlens.data.tokens import tokenize
+from fieldlens.storage.records import DataRecord, TextRecord
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Text:
 
     documents: list[np.ndarray]
     sizes: list[np.ndarray]
-    about: dict[str, Any]
+    about: TextRecord
     bos: int | None
 
 
@@ -43,7 +44,7 @@ def read_text(corpus: str, split: str, tokenizer: Path, progress: bool = True, f
         raise BadInput(f"corpus '{corpus}' has no {split} split: choose another with --split")
     assert tokenized_split.sizes is not None
     bos = find_bos(tokenizer)
-    about = {
+    about: TextRecord = {
         "data": {"corpus": source.name, "split": split, "text": source.fingerprint()},
         "tokenizer": tokens.manifest["tokenizer"]["sha256"],
         "bos_source": bos.source,
@@ -106,8 +107,8 @@ def read_file(file: File, tokenizer: Path) -> Text:
     documents, sizes = map(list, zip(*encoded, strict=True))
     (source,) = file.sources()
     bos = find_bos(tokenizer)
-    data = {"corpus": file.name, "split": None, "text": source.sha256}
-    about = {"data": data, "tokenizer": coder.sha256, "bos_source": bos.source}
+    data: DataRecord = {"corpus": file.name, "split": None, "text": source.sha256}
+    about: TextRecord = {"data": data, "tokenizer": coder.sha256, "bos_source": bos.source}
     return Text(documents, sizes, about, bos.id)
 
 

@@ -10,7 +10,7 @@ from fieldlens.core.errors import BadInput, unknown
 from fieldlens.data.corpus import SPLITS
 from fieldlens.data.text import split_documents
 from fieldlens.data.tokens import TokenizedCorpus
-from fieldlens.evaluation.copy_baseline import fit, match
+from fieldlens.evaluation.copy_model import fit, match
 from fieldlens.evaluation.protocols import draw, eligible, protocol
 
 

@@ -6,7 +6,7 @@ margin m if the 95 % interval of d lies inside ± log(1 + m). An estimate that i
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from numpy.typing import ArrayLike
 
@@ -16,6 +16,15 @@ from fieldlens.training.loss import LARGEST
 
 MARGIN = 0.02
 """Default margin: a change of perplexity by at most 2 % counts as none."""
+
+
+class ContrastRecord(TypedDict):
+    """A difference in nats with its 95 % interval (None: undefined), and the ratio of perplexities."""
+
+    difference: float
+    low: float | None
+    high: float | None
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Contrast:
             return None
         return _round_up(self.targets * max(1.0, (present / half_width) ** 2))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ContrastRecord:
         """The difference with its interval, and the ratio of perplexities."""
         low, high = finite(self.low), finite(self.high)
         return {"difference": self.difference, "low": low, "high": high, "ratio": self.ratio}

@@ -21,6 +21,7 @@ from fieldlens.evaluation.runner import EvaluationRunner
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, check_causal, eval_mode, weights_hash
 from fieldlens.storage.provenance import provenance
+from fieldlens.storage.records import EvaluationRecord, ModelRecord
 from fieldlens.storage.sealed import digest
 
 
@@ -88,8 +89,8 @@ def perplexity(
             trained,
             with_quarter=True,
         )
-        record = {"name": adapter.name, "train_length": trained, "weights": weights}
-        about = {"model": record, "data": {"text": text}, "margin": margin}
+        record: ModelRecord = {"name": adapter.name, "train_length": trained, "weights": weights}
+        about: EvaluationRecord = {"model": record, "data": {"text": text}, "margin": margin}
         return evaluate(adapter, arrays, plan, about=about, batch=batch)
 
 
@@ -118,7 +119,7 @@ def evaluate(
     documents: Sequence[np.ndarray],
     plan: Plan,
     *,
-    about: dict[str, Any],
+    about: EvaluationRecord,
     anchors: list[Anchor] | None = None,
     sizes: Sequence[np.ndarray] | None = None,
     names: list[Anchor] | None = None,
@@ -206,7 +207,7 @@ def draw_anchors(documents: Sequence[np.ndarray], plan: Plan) -> list[Anchor]:
     return draw(spans, plan.segments, plan.target_seed)
 
 
-def address(about: dict[str, Any], plan: Plan) -> str:
+def address(about: EvaluationRecord, plan: Plan) -> str:
     """Hash of everything that the numbers of an evaluation depend on."""
     model = {key: about["model"][key] for key in ("weights", "configuration", "dtype")}
     model |= {"method": about["model"]["method"]} if "method" in about["model"] else {}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.loading import load
 from fieldlens.models.origin import Origin, find_model, unique_endings, unique_names
 from fieldlens.models.texts import read_texts
+from fieldlens.storage.records import EvaluationRecord, ModelRecord
 from fieldlens.storage.results import write_result
 from fieldlens.storage.sealed import digest
 from fieldlens.storage.writable import check_folder
@@ -116,7 +117,7 @@ def _evaluate_model(
         model = for_good(model, request.method, text.bos)
     lengths = request.lengths, model.adapter.train_length, request.with_quarter
     plan = with_train_length(lambda chosen: request.plan(chosen, text.bos), *lengths)
-    about = {**text.about, "align": request.align, "model": model.about, "margin": request.margin}
+    about: EvaluationRecord = {**text.about, "align": request.align, "model": model.about, "margin": request.margin}
     if sample.names is not None:  # the bytes drawn depend on all tokenizers of the command
         about["drawn"] = digest(sample.names)[:16]
     return stored_evaluation(model.adapter, text, plan, about, sample, context.out, request.batch, context.watch)
@@ -126,7 +127,7 @@ def stored_evaluation(
     adapter: ModelAdapter,
     text: Text,
     plan: Plan,
-    about: dict[str, Any],
+    about: EvaluationRecord,
     sample: Sample,
     out: Path,
     batch: int | None,
@@ -137,7 +138,7 @@ def stored_evaluation(
     path = out / f"{slug(about['model']['name'])}-{plan.protocol.name}-{key[:8]}.json"
     journal = path.with_suffix(".part")
     if path.exists() and (evaluation := read_evaluation(path)).about.get("address") == key:
-        interpretation = {"model": about["model"], "margin": about["margin"]}
+        interpretation: EvaluationRecord = {"model": about["model"], "margin": about["margin"]}
         if evaluation.about != {**evaluation.about, **interpretation}:  # the same numbers, but another name or margin
             evaluation = replace(evaluation, about={**evaluation.about, **interpretation})
             evaluation.save(path)
@@ -161,8 +162,8 @@ def stored_evaluation(
 
 def _record_diverged(origin: Origin, request: EvalRequest, out: Path) -> tuple[Path, Evaluation]:
     """Write the result of a run that diverged."""
-    model = origin.about() | {"train_length": None}
-    about = {"kind": KIND, "state": "diverged", "model": model, "window": request.window}
+    model: ModelRecord = {**origin.about(), "train_length": None}
+    about: EvaluationRecord = {"kind": KIND, "state": "diverged", "model": model, "window": request.window}
     path = out / f"{slug(origin.name)}-diverged-{model['address'][:8]}.json"
     write_result(path, about)
     return path, Evaluation(about, {}, [])

@@ -4,7 +4,7 @@ import math
 import operator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from fieldlens.evaluation.context_use import ContextUse, usual_context_use
 from fieldlens.evaluation.equivalence import MARGIN
 from fieldlens.evaluation.protocols import Anchor, Protocol
 from fieldlens.evaluation.statistics import Interval, bootstrap_mean, finite
-from fieldlens.evaluation.verdict import describe, judge
+from fieldlens.evaluation.verdict import Verdict, describe, judge
+from fieldlens.storage.records import EvaluationRecord, PlanRecord
 from fieldlens.storage.results import read_result, write_result
 from fieldlens.storage.shape import check_shape, positive
 from fieldlens.training.loss import LARGEST
@@ -57,7 +58,7 @@ class Plan:
     def longest(self) -> int:
         return self.lengths[-1]
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> PlanRecord:
         """What decides the numbers, as results record it.
 
         Results are found by the hash of this. A field that is added later must be left out where it has its default,
@@ -77,7 +78,7 @@ class Plan:
 class Evaluation:
     """The loss of every target at every length, with a record of plan, model and text in `about`."""
 
-    about: dict[str, Any]
+    about: EvaluationRecord
     losses: dict[int, Tensor]
     """Negative log-likelihoods in nats, in the order of the targets."""
     targets: list[Anchor]
@@ -170,12 +171,12 @@ class Evaluation:
         return usual_context_use(self) if self.about["protocol"].get("same_targets", True) else None
 
     @property
-    def verdict(self) -> dict[str, Any]:
+    def verdict(self) -> Verdict:
         """How the loss changes past the training length, with the evidence, and whether the model uses its context."""
         use = self.context_use
         return {**self._judge(), "context_use": use.to_json() if use else None}
 
-    def _judge(self) -> dict[str, Any]:
+    def _judge(self) -> Verdict:
         if not self.about["protocol"].get("same_targets", True):
             return {"verdict": None, "reason": "this protocol predicts different targets at each length"}
         if self.by_bytes:
@@ -251,7 +252,7 @@ def read_evaluation(path: Path) -> Evaluation:
     try:
         _check_about(about)
         if about.get("state") == "diverged":
-            return Evaluation(about, {}, [])
+            return Evaluation(cast(EvaluationRecord, about), {}, [])
         losses_LN, targets = arrays["losses"], [Anchor(*row) for row in arrays["targets"].tolist()]
         losses = dict(zip(about["lengths"], torch.from_numpy(losses_LN), strict=True))
         if losses_LN.shape != (len(about["lengths"]), about["targets"]) or len(targets) != about["targets"]:
@@ -267,7 +268,7 @@ def read_evaluation(path: Path) -> Evaluation:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"is not a complete result of an evaluation ({type(error).__name__}: {error})"
         raise BadInput(f"{path} {problem}: delete it and re-run the command") from None
-    return Evaluation(about, losses, targets, arrays.get("sizes"))
+    return Evaluation(cast(EvaluationRecord, about), losses, targets, arrays.get("sizes"))
 
 
 MODEL = {

@@ -11,15 +11,48 @@ undecided and may be worse by more than the margin; else improves if some length
 are too few documents for any difference to be significant. `describe` names the first length of every stage.
 """
 
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from fieldlens.evaluation.equivalence import MARGIN, Contrast, contrast, ratio
+from fieldlens.evaluation.equivalence import MARGIN, Contrast, ContrastRecord, contrast, ratio
 from fieldlens.evaluation.statistics import differences, holm, sign_flip, smallest_p
 
 ALPHA = 0.05
 EXPLOSION = 1.5
+
+
+class Evidence(ContrastRecord):
+    """One length past the training length: its losses against those at the training length, and what they show."""
+
+    length: int
+    p: float | None
+    p_holm: float | None
+    outcome: str
+    not_worse: bool
+    targets_needed: int | None
+
+
+class Stage(TypedDict):
+    """A part of the verdict, and the first length that shows it."""
+
+    verdict: str
+    first: int | None
+
+
+class Verdict(TypedDict):
+    """The verdict, or None with the reason; the rest is there if the losses could be compared."""
+
+    verdict: str | None
+    reason: NotRequired[str]
+    first: NotRequired[int | None]
+    stages: NotRequired[list[Stage]]
+    train_length: NotRequired[int]
+    margin: NotRequired[float]
+    resampled: NotRequired[str]
+    smallest_p: NotRequired[float]
+    evidence: NotRequired[list[Evidence]]
+    context_use: NotRequired[dict[str, Any] | None]
 
 
 def judge(
@@ -28,7 +61,7 @@ def judge(
     unit: str,
     train_length: int | None,
     margin: float = MARGIN,
-) -> dict[str, Any]:
+) -> Verdict:
     """Return the verdict on losses by length.
 
     Targets with the same label in `units_N` are resampled together; `unit` names these clusters, such as "documents".
@@ -47,8 +80,9 @@ def judge(
     powerless = verdict == "undecided" and smallest_p(count) * len(beyond) >= ALPHA
     counted = f"{count} {unit if count > 1 else unit.removesuffix('s')}"
     reason = f"no difference can be significant with {counted}: use more --segments"
+    judged: Verdict = {"verdict": None, "reason": reason} if powerless else {"verdict": verdict}
     return {
-        **({"verdict": None, "reason": reason} if powerless else {"verdict": verdict}),
+        **judged,
         "first": first,
         "stages": [{"verdict": name, "first": length} for name, length in stages],
         "train_length": train_length,
@@ -61,7 +95,7 @@ def judge(
 
 def _evidence(
     losses: dict[int, np.ndarray], units_N: np.ndarray, train_length: int, beyond: list[int], margin: float
-) -> list[dict[str, Any]]:
+) -> list[Evidence]:
     """One row per length past the training length: difference, interval, test, and what they show."""
     contrasts = [contrast(losses[length], losses[train_length], units_N, margin) for length in beyond]
     ps = [sign_flip(differences(losses[length], losses[train_length]), units_N).p for length in beyond]
@@ -90,7 +124,7 @@ def _outcome(row: Contrast, p: float | None) -> str:
     return "undecided"
 
 
-def _classify(evidence: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
+def _classify(evidence: list[Evidence]) -> list[tuple[str, int | None]]:
     """The stages of the loss past L_tr, each with the first length that shows it; the last one is the verdict."""
     first: dict[str, int] = {}
     for row in evidence:
@@ -111,7 +145,7 @@ def _classify(evidence: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
     return [("undecided", first["undecided"])] if "undecided" in first else [("holds", None)]
 
 
-def describe(verdict: dict[str, Any], form: str = " from {}") -> str:
+def describe(verdict: Verdict, form: str = " from {}") -> str:
     """A verdict in words, with the first length of each stage: "drifts from 1024, explodes from 2048"."""
     stages = []
     for stage in verdict["stages"]:
@@ -120,13 +154,14 @@ def describe(verdict: dict[str, Any], form: str = " from {}") -> str:
     return ", ".join(stages)
 
 
-def _upper_bound(verdict: dict[str, Any]) -> str:
+def _upper_bound(verdict: Verdict) -> str:
     """The largest ratio that the undecided lengths allow."""
-    highs = [row["high"] for row in verdict["evidence"] if row["outcome"] == "undecided"]
-    return "no upper bound" if None in highs else f"up to × {ratio(max(highs)):.3g}"
+    rows = [row for row in verdict["evidence"] if row["outcome"] == "undecided"]
+    highs = [row["high"] for row in rows if row["high"] is not None]
+    return f"up to × {ratio(max(highs)):.3g}" if len(highs) == len(rows) else "no upper bound"
 
 
-def deciding_row(verdict: dict[str, Any]) -> dict[str, Any]:
+def deciding_row(verdict: Verdict) -> Evidence:
     """The evidence that a verdict rests on: its first length, or the length with the largest difference."""
     if verdict["verdict"] == "undecided":
         undecided = [row for row in verdict["evidence"] if row["outcome"] == "undecided"]
@@ -135,11 +170,11 @@ def deciding_row(verdict: dict[str, Any]) -> dict[str, Any]:
     return next((row for row in verdict["evidence"] if row["length"] == verdict["first"]), largest)
 
 
-def evidence_text(verdict: dict[str, Any]) -> str:
+def evidence_text(verdict: Verdict) -> str:
     """The evidence of a verdict in one line."""
     row = deciding_row(verdict)
     text = f"× {row['ratio']:.3g} at {row['length']} against {verdict['train_length']}"
-    if row["low"] is not None:
+    if row["low"] is not None and row["high"] is not None:
         text += f", 95% interval {ratio(row['low']):.3g} to {ratio(row['high']):.3g}"
     if verdict["verdict"] == "undecided":
         needed = row["targets_needed"]

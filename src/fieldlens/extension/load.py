@@ -8,6 +8,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.extension.attach import attached
 from fieldlens.extension.discovery import build, canonical, record
 from fieldlens.models.loading import Model
+from fieldlens.storage.records import ModelRecord
 
 
 def for_good(model: Model, spec: str, bos: int | None = None) -> Model:
@@ -23,7 +24,7 @@ def with_method(model: Model, spec: str, stack: ExitStack, bos: int | None) -> M
     method = build(spec, model.adapter.train_length)
     adapter = stack.enter_context(attached(model.adapter, method, bos))
     adapter.name = f"{model.adapter.name} + {canonical(spec)}"
-    about = {**model.about, "name": f"{model.about['name']} + {canonical(spec)}", "method": record(method)}
+    about: ModelRecord = {**model.about, "name": f"{model.about['name']} + {canonical(spec)}", "method": record(method)}
     return replace(model, adapter=adapter, about=about)
 
 

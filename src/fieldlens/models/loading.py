@@ -20,6 +20,7 @@ from fieldlens.models.model_folder import verify_model_folder
 from fieldlens.models.origin import Origin, find_model
 from fieldlens.models.size import check_config, check_weights
 from fieldlens.schemes.spec import has_source, source_of
+from fieldlens.storage.records import ModelRecord
 from fieldlens.storage.sealed import digest
 
 _BESIDE = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
@@ -31,7 +32,7 @@ class Model:
     """A loaded model, and what results record of it."""
 
     adapter: ModelAdapter
-    about: dict[str, Any]
+    about: ModelRecord
 
 
 def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length: int | None = None) -> Model:
@@ -47,7 +48,7 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
         check_causal(adapter)
     decoder = getattr(model, "decoder", None)
     spec = decoder.config.scheme if isinstance(decoder, Decoder) else None
-    about = {
+    about: ModelRecord = {
         **origin.about(),
         "kind": model.config.model_type,
         "scheme": spec,

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from fieldlens.core.errors import BadInput
 from fieldlens.core.format import HUB_ID
 from fieldlens.models.gguf_metadata import tokenizer_facts
 from fieldlens.models.hub import converted_tokenizer, fetched_tokenizer, require_gguf
 from fieldlens.storage.atomic import hash_of
+from fieldlens.storage.records import OriginRecord
 from fieldlens.storage.run_dir import Run
 
 _OF_TOKENIZER = re.compile(r".*(token|vocab|merges|spiece).*")
@@ -35,7 +35,7 @@ class Origin:
 
     @property
     def diverged(self) -> bool:
-        return self.run is not None and self.run.read(self.run.status).get("state") == "diverged"
+        return self.run is not None and self.run.read_status().get("state") == "diverged"
 
     @cached_property
     def tokenizer(self) -> Path:
@@ -63,19 +63,22 @@ class Origin:
         data = self.run.read(self.run.data)
         return data.get("place") or self.about()["recipe"]["corpus"], data.get("corpus")
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> OriginRecord:
         """What results record of the model before it is loaded: its name, and the recipe of a run."""
         if self.run is None:
             return {"name": self.name}
         config = self.run.read(self.run.config)
-        return {
+        experiment = config["experiment"]
+        record: OriginRecord = {
             "name": self.name,
             "folder": self.folder or self.run.folder.name,
             "recipe": config["recipe"],
-            "data": config["experiment"]["data"],
+            "data": experiment["data"],
             "address": config["address"],
-            **{key: config["experiment"][key] for key in ("scheme_source",) if key in config["experiment"]},
         }
+        if "scheme_source" in experiment:
+            record["scheme_source"] = experiment["scheme_source"]
+        return record
 
 
 def find_model(text: str) -> Origin:
@@ -83,7 +86,7 @@ def find_model(text: str) -> Origin:
     run, path = Run(Path(text)), Path(text)
     if run.status.is_file() and run.config.is_file():
         _check_run(run, text)
-        state = run.read(run.status).get("state")
+        state = run.read_status().get("state")
         if state != "diverged" and not run.model.is_dir():
             raise BadInput(f"{text} has no model yet (state: {state}): finish the run with fieldlens train --resume")
         return Origin(text, str(run.read(run.config)["recipe"]["scheme"]), run.model, run)
@@ -138,7 +141,7 @@ def _check_folder(path: Path, text: str) -> None:
 
 
 def _check_run(run: Run, text: str) -> None:
-    status, config = run.read(run.status), run.read(run.config)
+    status, config = run.read_status(), run.read(run.config)
     try:
         complete = isinstance(status["state"], str) and isinstance(config["recipe"]["scheme"], str)
         complete = complete and {"corpus", "seed"} <= set(config["recipe"]) and {"experiment", "address"} <= set(config)

@@ -20,6 +20,7 @@ from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED
 from fieldlens.receptive.field import ReceptiveField
 from fieldlens.schemes.spec import parse
+from fieldlens.storage.records import EvaluationRecord
 from fieldlens.study.plan import Study
 
 DOCUMENTS, TARGETS_EACH, SEGMENTS = 20, 2, 3
@@ -130,7 +131,11 @@ class PrintedResults(PaperResults):
             mean += offset + by_seed.normal(0, SEED_NOISE / 10)
             losses[length] = torch.from_numpy(mean + documents_G - documents_G.mean())
         targets = [Anchor(document, offset) for document in range(DOCUMENTS) for offset in range(TARGETS_EACH)]
-        about = {"model": {"name": model, "train_length": trained}, "segments": len(targets), "protocol": {}}
+        about: EvaluationRecord = {
+            "model": {"name": model, "train_length": trained},
+            "segments": len(targets),
+            "protocol": {},
+        }
         return Evaluation(about, losses, targets)
 
     def fields(self, model: str, corpus: str, trained: int = TRAINED) -> dict[int, ReceptiveField]:

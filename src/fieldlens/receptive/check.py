@@ -19,9 +19,11 @@ from fieldlens.evaluation.evaluate import draw_anchors, evaluate
 from fieldlens.evaluation.protocols import protocol
 from fieldlens.evaluation.result import Evaluation, Plan
 from fieldlens.evaluation.statistics import finite
+from fieldlens.evaluation.verdict import Verdict
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.receptive.request import MeasureRequest
 from fieldlens.schemes.window import min_window
+from fieldlens.storage.records import ModelRecord
 
 RISES = ("drifts", "explodes")
 """Verdicts on a loss that rises past the training length."""
@@ -114,7 +116,7 @@ class Check:
         return max(self.contexts.losses)
 
     @cached_property
-    def verdict(self) -> dict[str, Any]:
+    def verdict(self) -> Verdict:
         """The verdict on the loss past the training length."""
         return self.contexts.verdict
 
@@ -180,7 +182,7 @@ def check(
     text: Text,
     length: int,
     request: MeasureRequest,
-    about: dict[str, Any],
+    about: ModelRecord,
     watch: Callable[[str], Watch],
     journal: Path | None = None,
 ) -> Check:

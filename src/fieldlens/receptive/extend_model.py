@@ -30,6 +30,7 @@ from fieldlens.receptive.extend_request import CROP, STOCK, ExtendRequest, usual
 from fieldlens.receptive.extension_result import ExtensionResult, perplexity
 from fieldlens.receptive.input_gradients import embedding_hook
 from fieldlens.storage.provenance import provenance
+from fieldlens.storage.records import EvaluationRecord
 from fieldlens.storage.writable import check_folder
 
 
@@ -150,7 +151,7 @@ def _judged(
 def _evaluate(session: _Session, model: Model, lengths: Sequence[int]) -> Evaluation:
     request = session.request
     plan = Plan(protocol("last-token"), tuple(lengths), request.targets, request.target_seed, None, session.text.bos)
-    about = {**session.text.about, "align": "tokens", "model": model.about, "margin": request.margin}
+    about: EvaluationRecord = {**session.text.about, "align": "tokens", "model": model.about, "margin": request.margin}
     sample = Sample(session.anchors, None)
     return stored_evaluation(
         model.adapter, session.text, plan, about, sample, session.out, request.batch, session.watch

@@ -31,6 +31,7 @@ from fieldlens.receptive.runner import LAYER_SEGMENTS, GradientRunner
 from fieldlens.receptive.stages import Stages
 from fieldlens.storage.journal import Journal
 from fieldlens.storage.provenance import provenance
+from fieldlens.storage.records import MeasurementRecord, MeasureSettings, ModelRecord
 from fieldlens.storage.sealed import digest
 
 BESIDES = "also reads its tokens outside the embedding layer: shares do not include that path"
@@ -117,7 +118,7 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
     gradients.watch = stages.watch()
     spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
     anchors = draw(spans, request.segments, request.target_seed)
-    asked = {
+    asked: MeasureSettings = {
         "length": length, "segments": request.segments, "target": request.target, "average": request.average,
         "window": request.window, "target_seed": request.target_seed, "bos": text.bos,
     }  # fmt: skip
@@ -144,16 +145,17 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
     if request.check:
         quiet = Stages(request, _without_estimates(session.watch))
         check_result = check(adapter, text, length, request, model.about, quiet.watch, journal)
-    about = {
+    about: MeasurementRecord = {
         "model": {**model.about, "name": name},
         **text.about,
-        **({"besides": BESIDES} if hook.has_other_inputs else {}),
         "asked": asked,
         "command": command,
         "targets": _targets(anchors, check_result),
         "theoretical": theoretical(adapter, request.window, norms_NT),
         **provenance(session.device),
     }
+    if hook.has_other_inputs:
+        about["besides"] = BESIDES
     return Measurement(about, field, layers, heats, probe_result, check_result)
 
 
@@ -191,7 +193,7 @@ def _targets(anchors: Sequence[Anchor], check_result: Check | None) -> dict[str,
     return {"segments": [list(anchor) for anchor in anchors], **checked}
 
 
-def _address(model: dict[str, Any], text: Text, asked: dict[str, Any]) -> str:
+def _address(model: ModelRecord, text: Text, asked: MeasureSettings) -> str:
     """Hash of everything that the gradients depend on."""
     weights = {key: model[key] for key in ("weights", "configuration", "dtype", "method") if key in model}
     request = {key: value for key, value in asked.items() if key != "average"}

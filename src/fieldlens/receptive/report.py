@@ -94,11 +94,11 @@ def write(measurements: Sequence[Measurement], out: Path, command: Sequence[str]
 def page(measurements: Sequence[Measurement], command: str) -> str:
     """The HTML report."""
     names = ", ".join(dict.fromkeys(measurement.name for measurement in measurements))
-    request, data, versions = (measurements[0].about[key] for key in ("asked", "data", "versions"))
+    about = measurements[0].about
     unique_lengths = sorted({measurement.about["asked"]["length"] for measurement in measurements})
     lengths = " or ".join(f"{length:,}" for length in unique_lengths)
-    subtitle = f"{request['segments']} segments of {lengths} tokens from {data['corpus']}"
-    footer = {"made with": f"fieldlens {versions['fieldlens']}"}
+    subtitle = f"{about['asked']['segments']} segments of {lengths} tokens from {about['data']['corpus']}"
+    footer = {"made with": f"fieldlens {about['versions']['fieldlens']}"}
     return report.page(f"How far back {names} looks", subtitle, blocks(measurements, command), footer)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from fieldlens.evaluation.result import MODEL
 from fieldlens.receptive.advice import advise, coverage
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.field import ReceptiveField
+from fieldlens.storage.records import MeasurementRecord
 from fieldlens.storage.results import read_result, write_result
 from fieldlens.storage.shape import check_shape, positive
 
@@ -35,7 +36,7 @@ class HeatMap:
 class Measurement:
     """The receptive field of one model, with layers, heat maps, probe and check."""
 
-    about: dict[str, Any]
+    about: MeasurementRecord
     field: ReceptiveField
     layers: dict[int, np.ndarray]
     """Shares at the output of some layers (numbered from 1) at the last position, oldest token first."""
@@ -112,7 +113,7 @@ def read_measurement(path: Path) -> Measurement:
         )
         wide = {name: array.astype(np.float64) for name, array in arrays.items() if name.startswith("layer_")}
         layers = {int(name[6:]): shares_T for name, shares_T in wide.items()}
-        return Measurement(about, field, layers, probe=about["probe"])
+        return Measurement(cast(MeasurementRecord, about), field, layers, probe=about["probe"])
     except BadInput:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:

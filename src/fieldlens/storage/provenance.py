@@ -7,14 +7,16 @@ from typing import Any
 import torch
 
 import fieldlens
+from fieldlens.storage.records import Provenance
 
 
-def provenance(device: torch.device, **machine: Any) -> dict[str, Any]:
+def provenance(device: torch.device, **machine: Any) -> Provenance:
     """Versions and machine, as every result and every run records them; `machine` adds to the latter."""
     return {
         "versions": {
             "fieldlens": fieldlens.__version__,
-            **{name: version(name) for name in ("torch", "transformers")},
+            "torch": version("torch"),
+            "transformers": version("transformers"),
             "python": platform.python_version(),
         },
         "machine": {

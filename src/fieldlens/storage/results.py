@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ ARRAYS = "arrays_sha256"
 """The key of a result that holds the hash of its arrays."""
 
 
-def write_result(path: Path, content: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
+def write_result(path: Path, content: Mapping[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
     """Write a sealed JSON file, with the arrays beside it first; the JSON file holds their hash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if arrays is not None:
         write_arrays(path.with_suffix(".npz"), arrays)
         content = {**content, ARRAYS: hash_of(path.with_suffix(".npz"))}
-    write_sealed(path, content)
+    write_sealed(path, dict(content))
 
 
 def read_result(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

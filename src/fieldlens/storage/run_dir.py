@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fieldlens.core.errors import BadInput, FieldlensError
 from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.records import RunStatus
 from fieldlens.storage.sealed import SEAL, digest, read_json, read_sealed, write_sealed, written_before_seals
 
 
@@ -65,6 +66,10 @@ class Run:
     def write(self, path: Path, content: dict[str, Any]) -> None:
         """Write one of the run's JSON files, sealed."""
         write_sealed(path, content, indent=2)
+
+    def read_status(self) -> RunStatus:
+        """The status, verified; {} if there is none."""
+        return cast(RunStatus, self.read(self.status))
 
     def begin(self, step: int, data: dict[str, Any], config: dict[str, Any]) -> None:
         """Write the files of a run that starts, or goes on after a step."""

@@ -33,6 +33,7 @@ from fieldlens.receptive.measure_models import measure_all, remove_journals
 from fieldlens.receptive.request import MeasureRequest
 from fieldlens.receptive.result import Measurement, save_measurement
 from fieldlens.storage.atomic import hash_of, replace_file
+from fieldlens.storage.records import EvaluationRecord, MeasurementRecord, ModelRecord
 from fieldlens.storage.run_dir import Occupied, Run, locked
 from fieldlens.storage.sealed import read_json, write_sealed
 from fieldlens.study.plan import Job, job_from, request_fields
@@ -131,7 +132,7 @@ def perform(job: Job, paths: StudyPaths, corpus: str, machine: Machine) -> None:
             _train(recipe, work, machine, progress)
         device, dtype = machine.start()
         run = Run(work)
-        if run.read(run.status)["state"] == "diverged":
+        if run.read_status()["state"] == "diverged":
             _finish(job, paths, run, text, [], None)
             return
         evaluations = []
@@ -205,14 +206,18 @@ def _finish(
     files = []
     triples = zip(job.evaluations, evaluations, config_hashes["evaluations"], strict=bool(evaluations))
     for request, evaluation, config_hash in triples:
-        about = {key: value for key, value in evaluation.about.items() if key != "seconds"}
-        about |= {"model": _model(about["model"], job), "asked": request}
+        record: EvaluationRecord = {
+            **evaluation.about,
+            "model": _model(evaluation.about["model"], job),
+            "asked": request,
+        }
+        record.pop("seconds", None)
         name = f"evaluation-{config_hash[:8]}"
-        dataclasses.replace(evaluation, about=about).save(folder / f"{name}.json")
+        dataclasses.replace(evaluation, about=record).save(folder / f"{name}.json")
         files += [f"{name}.json", f"{name}.npz"]
     if measurement is not None:
-        about = {key: value for key, value in measurement.about.items() if key != "command"}  # it names a folder
-        about |= {"model": _model(measurement.about["model"], job)}
+        about: MeasurementRecord = {**measurement.about, "model": _model(measurement.about["model"], job)}
+        about.pop("command", None)  # it names a folder
         save_measurement(dataclasses.replace(measurement, about=about), folder / "measurement.json")
         files += ["measurement.json", "measurement.npz"]
     hashes = {name: hash_of(folder / name) for name in (*files, "timings.json")}
@@ -224,13 +229,15 @@ def _finish(
         path.unlink(missing_ok=True)
 
 
-def _model(about: dict[str, Any], job: Job) -> dict[str, Any]:
+def _model(about: ModelRecord, job: Job) -> ModelRecord:
     """The model's record in a result: without its folder, with the recipe of the job."""
-    return {**{key: value for key, value in about.items() if key != "folder"}, "recipe": dataclasses.asdict(job.recipe)}
+    record: ModelRecord = {**about, "recipe": dataclasses.asdict(job.recipe)}
+    record.pop("folder", None)
+    return record
 
 
 def _result(job: Job, run: Run, text: str) -> dict[str, Any]:
-    status, config = run.read(run.status), run.read(run.config)
+    status, config = run.read_status(), run.read(run.config)
     validations = [row for row in run.history() if row.get("validation_perplexity") is not None]
     return {
         "kind": KIND,

@@ -9,7 +9,7 @@ import numpy as np
 
 from fieldlens.evaluation.compare import Comparison
 from fieldlens.evaluation.equivalence import MARGIN, percent
-from fieldlens.evaluation.verdict import describe
+from fieldlens.evaluation.verdict import Verdict, describe
 from fieldlens.receptive.advice import COVERED, coverage
 from fieldlens.receptive.report import flat
 from fieldlens.receptive.result import Measurement
@@ -59,7 +59,7 @@ def _row(result: Result, name: str) -> list[str]:
     return [*start, describe(verdict), _context_use(verdict["context_use"]), *_field(result)]
 
 
-def _verdict(result: Result) -> dict[str, Any] | None:
+def _verdict(result: Result) -> Verdict | None:
     """The verdict of the first evaluation that has one."""
     verdicts = [evaluation.verdict for evaluation in result.evaluations if evaluation.losses]
     return next((verdict for verdict in verdicts if verdict["verdict"]), None)

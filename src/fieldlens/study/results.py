@@ -14,6 +14,7 @@ from fieldlens.evaluation.compare import ALIKE, Comparison, compare
 from fieldlens.evaluation.protocols import options as protocol_options
 from fieldlens.evaluation.result import Evaluation, read_evaluation
 from fieldlens.receptive.result import Measurement, read_measurement
+from fieldlens.storage.records import EvaluationRecord, ModelRecord
 from fieldlens.storage.sealed import read_json
 from fieldlens.storage.shape import check_shape, positive
 from fieldlens.study.result_folder import RECORD, read_record
@@ -78,11 +79,11 @@ def read_result(folder: Path) -> Result:
 def _diverged(record: dict[str, Any], request: dict[str, Any]) -> Evaluation:
     """An evaluation without losses, for a run that diverged."""
     recipe = record["recipe"]
-    model = {
+    model: ModelRecord = {
         "name": recipe["scheme"], "scheme": recipe["scheme"], "recipe": recipe, "data": record["data"],
         "train_length": None,
     }  # fmt: skip
-    about = {"state": "diverged", "model": model, "window": request.get("window"), "asked": request}
+    about: EvaluationRecord = {"state": "diverged", "model": model, "window": request.get("window"), "asked": request}
     return Evaluation(about, {}, [])
 
 

@@ -26,6 +26,7 @@ from fieldlens.schemes.validation import unused_parameters
 from fieldlens.storage.checkpoints import checkpoints_in, newest_checkpoint, save_checkpoint
 from fieldlens.storage.folders import is_whole, write_folder
 from fieldlens.storage.provenance import provenance
+from fieldlens.storage.records import RunStatus
 from fieldlens.storage.run_dir import Run
 from fieldlens.storage.sealed import digest
 from fieldlens.storage.writable import check_folder
@@ -68,7 +69,7 @@ def train(
     machine: Machine = Machine(),  # noqa: B008
     options: RunOptions = RunOptions(),  # noqa: B008
     watch: Watch = ignore,
-) -> dict[str, Any]:
+) -> RunStatus:
     """Train a decoder into a run folder and return the final status. `watch` receives each step and validation."""
     check_folder(folder)
     if options.track:
@@ -84,7 +85,7 @@ def train(
         with run.owned() if world.leads else nullcontext():
             config = run.read(run.config)
             check(run, config, identity, resume)
-            status = run.read(run.status)
+            status = run.read_status()
             if status.get("state") == "diverged" or (status.get("state") == "finished" and is_whole(run.model)):
                 return status if world.leads else {}
             trainer = Trainer(
@@ -205,7 +206,7 @@ def describe(
     }
 
 
-def loop(trainer: Trainer, run: Run, tokens: TokenizedCorpus, options: RunOptions, watch: Watch) -> dict[str, Any]:
+def loop(trainer: Trainer, run: Run, tokens: TokenizedCorpus, options: RunOptions, watch: Watch) -> RunStatus:
     """Train until the recipe is done, a signal arrives, or the loss diverges."""
     recipe, leads = trainer.recipe, trainer.world.leads
     every = options.validate_every or max(1, recipe.steps // 10)
@@ -282,7 +283,7 @@ def _record_failure(trainer: Trainer, run: Run) -> Iterator[None]:
         ) from error
 
 
-def finish(trainer: Trainer, run: Run, tokens: TokenizedCorpus) -> dict[str, Any]:
+def finish(trainer: Trainer, run: Run, tokens: TokenizedCorpus) -> RunStatus:
     """Write the model folder, then mark the run as finished."""
     from fieldlens.models.hf_export import folder_files
 
@@ -292,7 +293,7 @@ def finish(trainer: Trainer, run: Run, tokens: TokenizedCorpus) -> dict[str, Any
     if last is None:  # the metrics are damaged
         last = {"step": trainer.step, "loss": None, "validation_perplexity": trainer.validate()}
     run.write_status("finished", **{key: last[key] for key in ("step", "loss", "validation_perplexity")})
-    return run.read(run.status)
+    return run.read_status()
 
 
 def _writer_class() -> Any:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fieldlens.core.errors import BadInput
-from fieldlens.evaluation.copy_baseline import LONGEST_MATCH, NGram, copyable_only_from, fit, match
+from fieldlens.evaluation.copy_model import LONGEST_MATCH, NGram, copyable_only_from, fit, match
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
