@@ -155,6 +155,7 @@ def test_two_schemes_of_one_name(tmp_path: Path) -> None:
     ("old", "new", "code", "message"),
     [
         ("class Cliff", "import sys\nsys.exit(7)\nclass Cliff", 2, "cannot import"),
+        ("class Cliff", "raise BaseException('stop')\nclass Cliff", 2, "BaseException: stop"),
         ("        super().__init__(heads, head_width)\n", "", 2, "before Module.__init__() call"),
         (INIT, "        pass\n", 2, "must call super().__init__(heads, head_width)"),
         ('label = "Cliff"', 'label = "[/bold]"', 0, "[/bold]"),

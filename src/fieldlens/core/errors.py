@@ -64,9 +64,9 @@ def reraise_as_bad_input(
     except FieldlensError:
         raise
     except BaseException as error:
-        # a panic of a library written in Rust and sys.exit() in user code are no Exceptions
-        other = type(error).__name__ == "PanicException" or isinstance(error, SystemExit)
-        if not isinstance(error, catch) and not (other and Exception in catch):
+        # sys.exit() in user code and a panic of a library written in Rust are no Exceptions
+        anything = Exception in catch and not isinstance(error, KeyboardInterrupt | GeneratorExit)
+        if not isinstance(error, catch) and not anything:
             raise
         if fault := machine_fault(error):
             raise fault from error
