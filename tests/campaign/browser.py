@@ -12,7 +12,7 @@ import small_studies
 from newcomer import save_model
 
 from campaign.piece import RIGHT, Outcome, Piece, forked, skipped, wrong
-from campaign.worlds import FREE, World
+from campaign.worlds import FREE, World, run_study
 from fieldlens.storage.sealed import read_sealed, write_sealed
 
 HOSTILE = (
@@ -46,19 +46,7 @@ class Context(NamedTuple):
 def prepare(folder: Path) -> Context:
     world = World(folder)
     training.write_corpus(folder / "corpus", 60)
-    small_studies.write_study(folder, ["alibi"], steps=4)
-    words = [
-        "study",
-        str(folder / "small.toml"),
-        "--workers",
-        "1",
-        "--out",
-        str(folder / "results"),
-        "--runs",
-        str(folder / "runs"),
-    ]
-    ended = forked(words, folder / "study", FREE, **world.settings)
-    assert ended.code == 0, ended.err
+    run_study(world)
     save_model(folder / "model")
     return Context(world, *_browser())
 

@@ -14,7 +14,7 @@ import numpy as np
 import small_studies
 
 from campaign.piece import RIGHT, SEED, Ended, Limits, Outcome, Piece, forked, skipped, wrong
-from campaign.worlds import FREE, World, build, with_model
+from campaign.worlds import FREE, World, build, run_study, with_model
 from fieldlens.storage.sealed import seal
 
 COUNT = 150
@@ -72,19 +72,7 @@ def prepare(folder: Path) -> Context:
             **world.settings,
         )
         assert ended.code == 0, ended.err
-    small_studies.write_study(folder, ["alibi"], steps=4)
-    words = [
-        "study",
-        str(folder / "small.toml"),
-        "--workers",
-        "1",
-        "--out",
-        str(folder / "results"),
-        "--runs",
-        str(folder / "runs"),
-    ]
-    ended = forked(words, folder / "study", FREE, **world.settings)
-    assert ended.code == 0, ended.err
+    run_study(world)
     return Context(world, model, _gguf(folder, model))
 
 

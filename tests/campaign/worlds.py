@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import short_training as training
+import small_studies
 from newcomer import save_model, save_text
 
 from campaign.piece import Limits, forked
@@ -62,6 +63,16 @@ def with_model(world: World) -> Path:
     """A transformers model with its tokenizer, and a text for it; returns its folder."""
     save_text(world.folder / "text.txt")
     return save_model(world.folder / "model")
+
+
+def run_study(world: World) -> None:
+    """Run a study of one short training into `results` and `runs`; the corpus must be there."""
+    folder = world.folder
+    small_studies.write_study(folder, ["alibi"], steps=4)
+    places = ["--out", str(folder / "results"), "--runs", str(folder / "runs")]
+    words = ["study", str(folder / "small.toml"), "--workers", "1", *places]
+    ended = forked(words, folder / "study", FREE, **world.settings)
+    assert ended.code == 0, ended.err
 
 
 def output(verb: str, folder: Path) -> dict[str, Any]:
