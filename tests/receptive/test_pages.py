@@ -9,8 +9,9 @@ from fieldlens.evaluation.protocols import Anchor
 from fieldlens.evaluation.result import Evaluation
 from fieldlens.receptive import report as receptive_report
 from fieldlens.receptive.check import Check
+from fieldlens.receptive.explorer.data import Target
 from fieldlens.receptive.field import ReceptiveField
-from fieldlens.receptive.result import HeatMap, Measurement
+from fieldlens.receptive.result import Measurement
 from fieldlens.study.page import blocks as study_blocks
 from fieldlens.study.results import Result
 
@@ -28,7 +29,9 @@ def measurement(name: str) -> Measurement:
         "versions": {"fieldlens": "0"},
     }
     field = ReceptiveField(rng.random((4, 64)), name=name, train_length=32)
-    heats = [HeatMap([name, " a", "\n"] * 20, rng.random(60).tolist(), name, 0.4) for _ in range(8)]
+    tokens = [name, " a", "\n", " b"] * 16 + [name]
+    targets = [Target(n, 64, tokens, field.segments()[n]) for n in range(4)]
+    targets += [Target(0, 64, tokens, field.segments()[1], layer) for layer in (1, 2)]
     probe = {"cuts": [1, 8, 64], "loss": [3.0, 2.0, 1.0], "divergence": [2.0, 1.0, 0.0]}
     evaluation = Evaluation(
         {"model": {"name": name, "train_length": 32}, "protocol": {"same_targets": True}, "segments": 40},
@@ -40,9 +43,9 @@ def measurement(name: str) -> Measurement:
         about,
         field,
         layers,
-        heats,
         probe,
         Check(evaluation, {8: evaluation}, {"window 8": 800, "context 64": 6400}, "float32"),
+        targets,
     )
 
 
@@ -57,6 +60,7 @@ def test_a_report_shows_every_part_of_a_measurement(show: Open, width: int, sche
         color_scheme=scheme,
     )
     headings = page.locator("h2").all_inner_texts()
+    assert headings[2] == "What it looked at"  # the first section after the models
     for part in (
         "How far back it looks",
         "Receptive field by layer",

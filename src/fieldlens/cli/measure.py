@@ -83,7 +83,7 @@ def measure(
     sinks
         With --window: also keep this many first keys; short for --method streaming:sinks=S,window=W.
     plain
-        Skip the per-layer receptive fields and the heat maps; this halves the time.
+        Skip the per-layer receptive fields and the passage of the explorer; this halves the time.
     probe
         Also truncate the context and measure how the prediction changes.
     check

@@ -18,7 +18,7 @@ RESERVE = 0.85
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one gradient and of one forward pass at the full length; layers and heat maps in gradients."""
+    """Seconds of one gradient and of one forward pass at the full length; layers and a passage in gradients."""
 
     gradient: float
     forward: float
@@ -51,7 +51,7 @@ class Budget:
         """The request that costs at most this many seconds, and whether there is one.
 
         Windows are dropped first, the smallest ones; then there are fewer segments and targets; at last, layers and
-        heat maps are skipped.
+        the passage are skipped.
         """
         smallest = request
         for plain in (False, True):

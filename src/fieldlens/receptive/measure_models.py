@@ -137,7 +137,9 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
         session.watch(Warned(f"{name} {BESIDES}"))
     details = not field.status and not request.plain
     layers = gradients.layers(anchors[:LAYER_SEGMENTS]) if details else {}
-    heats = gradients.heats(anchors[len(anchors) // 2], load_tokenizer(origin.tokenizer)) if details else []
+    passage = gradients.passage(anchors[len(anchors) // 2]) if details else {}
+    norms = dict(zip(anchors, norms_NT, strict=True)) | passage
+    targets = gradients.targets(norms, layers, load_tokenizer(origin.tokenizer))
     probe_result = check_result = None
     if request.probe and not field.status:
         rows = list(gradients.rows(anchors))
@@ -156,7 +158,8 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
     }
     if hook.has_other_inputs:
         about["besides"] = BESIDES
-    return Measurement(about, field, layers, heats, probe_result, check_result)
+    means = {number: shares_NT.mean(0) for number, shares_NT in layers.items()}
+    return Measurement(about, field, means, probe_result, check_result, targets)
 
 
 def _runner(adapter: ModelAdapter, text: Text, request: MeasureRequest, session: _Session) -> GradientRunner:

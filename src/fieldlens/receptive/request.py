@@ -29,7 +29,7 @@ class MeasureRequest:
     sinks: int | None = None
     """Number of first keys to keep besides those in the window: short for the method streaming."""
     plain: bool = False
-    """Skip the per-layer receptive fields and the heat maps."""
+    """Skip the per-layer receptive fields and the passage of the explorer."""
     probe: bool = False
     check: bool = False
     targets: int = 200

@@ -11,6 +11,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.evaluation.result import MODEL
 from fieldlens.receptive.advice import advise, coverage
 from fieldlens.receptive.check import Check
+from fieldlens.receptive.explorer.data import Target
 from fieldlens.receptive.field import ReceptiveField
 from fieldlens.storage.records import MeasurementRecord
 from fieldlens.storage.results import read_result, write_result
@@ -22,27 +23,17 @@ RULES = 1
 
 
 @dataclass(frozen=True)
-class HeatMap:
-    """The context of one target, and the share of each of its last tokens."""
-
-    tokens: list[str]
-    shares: list[float]
-    target: str
-    earlier: float
-    """The share of all earlier tokens."""
-
-
-@dataclass(frozen=True)
 class Measurement:
-    """The receptive field of one model, with layers, heat maps, probe and check."""
+    """The receptive field of one model, with layers, probe, check and single targets."""
 
     about: MeasurementRecord
     field: ReceptiveField
     layers: dict[int, np.ndarray]
     """Shares at the output of some layers (numbered from 1) at the last position, oldest token first."""
-    heats: list[HeatMap] = dataclasses.field(default_factory=list)
     probe: dict[str, Any] | None = None
     check: Check | None = None
+    targets: list[Target] = dataclasses.field(default_factory=list)
+    """Single targets for the explorer of the report."""
 
     @property
     def name(self) -> str:
@@ -78,7 +69,7 @@ class Measurement:
 
 
 def save_measurement(measurement: Measurement, path: Path) -> None:
-    """Write a sealed JSON file, with the norms beside it; heat maps and the evaluations of a check are left out."""
+    """Write a sealed JSON file, the norms beside it; single targets and the evaluations of a check are left out."""
     layers = {f"layer_{number}": shares_T.astype(np.float16) for number, shares_T in measurement.layers.items()}
     arrays: dict[str, np.ndarray] = {"norms": measurement.field.norms_NT.astype(np.float32), **layers}
     write_result(path, measurement.to_json(), arrays)

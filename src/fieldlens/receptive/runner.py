@@ -1,7 +1,7 @@
-"""Runs the gradients of one model on one text within the available memory: segments, layers and heat maps."""
+"""Runs the gradients of one model on one text within the available memory: segments, layers and a passage."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,9 +18,9 @@ from fieldlens.evaluation.protocols import Anchor
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.cost import SHARE, backward, forward
 from fieldlens.receptive.budget import Costs
+from fieldlens.receptive.explorer.data import Target
 from fieldlens.receptive.input_gradients import EmbeddingHook, embedding_hook
 from fieldlens.receptive.request import MeasureRequest
-from fieldlens.receptive.result import HeatMap
 from fieldlens.storage.journal import Journal
 
 SHORT = 128
@@ -35,8 +35,8 @@ SEGMENTS_AT_ONCE, TOKENS_AT_ONCE = 8, 4096
 LAYERS, LAYER_SEGMENTS = 12, 2
 """Maximum number of layers to measure, evenly spaced from first to last, and of segments to measure them on."""
 
-HEAT_TARGETS, HEAT_STEP, HEAT_TOKENS = 8, 24, 240
-"""Number of targets with a heat map, their distance in tokens, and the number of tokens shown for each."""
+PASSAGE_TARGETS, PASSAGE_STEP = 8, 24
+"""Number of targets in one passage for the explorer, and their distance in tokens."""
 
 
 class GradientRunner:
@@ -54,8 +54,8 @@ class GradientRunner:
         self.layers_chosen = sorted({round(n) for n in np.linspace(0, count - 1, min(LAYERS, count))}) if count else []
         # in units of a full gradient: the cost of a layer's gradient is proportional to the layers below it
         self.layer_cost = 1 + sum((number + 1) / count for number in self.layers_chosen)
-        self.details = HEAT_TARGETS + min(LAYER_SEGMENTS, request.segments) * self.layer_cost
-        """Cost of layers and heat maps, in units of a full gradient."""
+        self.details = PASSAGE_TARGETS + min(LAYER_SEGMENTS, request.segments) * self.layer_cost
+        """Cost of layers and a passage, in units of a full gradient."""
         self.done = 0.0
 
     @property
@@ -162,7 +162,7 @@ class GradientRunner:
         self.watch(Progress(self.done, self.total, stage))
 
     def layers(self, anchors: Sequence[Anchor]) -> dict[int, np.ndarray]:
-        """Shares at the outputs of the chosen layers (numbered from 1), averaged over segments."""
+        """Shares of each segment at the outputs of the chosen layers (numbered from 1): (N, T)."""
         if not self.layers_chosen:
             return {}
         shares = []
@@ -170,23 +170,33 @@ class GradientRunner:
             norms_RT = self.embedding_hook.layers(row, self.request.window, self.layers_chosen)[:, 0].numpy()
             shares.append(norms_RT / norms_RT.sum(1, keepdims=True))
             self._advance(self.layer_cost, "layers")
-        return dict(zip((number + 1 for number in self.layers_chosen), np.mean(shares, 0), strict=True))
+        shares_RNT = np.stack(shares, 1)
+        return dict(zip((number + 1 for number in self.layers_chosen), shares_RNT, strict=True))
 
-    def heats(self, anchor: Anchor, tokenizer: Any) -> list[HeatMap]:
-        """Heat maps of targets that are HEAT_STEP tokens apart and end at the anchor."""
-        heats = []
-        for steps in range(HEAT_TARGETS - 1, -1, -1):
-            target = Anchor(anchor.document, anchor.offset - steps * HEAT_STEP)
+    def passage(self, anchor: Anchor) -> dict[Anchor, np.ndarray]:
+        """Gradient norms of targets in one passage: PASSAGE_STEP tokens apart, the last one is the anchor."""
+        norms = {}
+        for steps in range(PASSAGE_TARGETS - 1, -1, -1):
+            target = Anchor(anchor.document, anchor.offset - steps * PASSAGE_STEP)
             if target.offset < 2:
                 continue
-            row = self._row(target)
-            norms_T = self.embedding_hook.norms(row, self.request.target, self.request.window)[0].numpy()
-            self._advance(1, "heat maps")
-            if not np.isfinite(norms_T).all():
+            norms[target] = self.embedding_hook.norms(self._row(target), self.request.target, self.request.window)[0]
+            self._advance(1, "passage")
+        return {target: norms_T.numpy() for target, norms_T in norms.items()}
+
+    def targets(
+        self, norms: Mapping[Anchor, np.ndarray], layers: Mapping[int, np.ndarray], tokenizer: Any
+    ) -> list[Target]:
+        """Targets for the explorer: those with defined norms, then the first ones at the outputs of layers."""
+        shares = {(anchor, 0): norms_T / norms_T.sum() for anchor, norms_T in norms.items()}
+        for number, shares_NT in layers.items():
+            shares |= {(anchor, number): shares_T for anchor, shares_T in zip(norms, shares_NT, strict=False)}
+        tokens: dict[Anchor, list[str]] = {}
+        targets = []
+        for (anchor, layer), shares_T in shares.items():
+            if not np.isfinite(shares_T).all():
                 continue
-            shares_T = norms_T / norms_T.sum()
-            count = min(HEAT_TOKENS, len(shares_T))
-            tokens = token_texts(tokenizer, row[0, -count - 1 :].tolist())
-            earlier = float(shares_T[:-count].sum()) if count < len(shares_T) else 0.0
-            heats.append(HeatMap(tokens[:-1], shares_T[-count:].tolist(), tokens[-1], earlier))
-        return heats
+            if anchor not in tokens:
+                tokens[anchor] = token_texts(tokenizer, self._row(anchor)[0, self.text.bos is not None :].tolist())
+            targets.append(Target(anchor.document, anchor.offset, tokens[anchor], shares_T, layer))
+        return targets

@@ -10,7 +10,7 @@ class Stages:
     """Numbers the stages of one measurement in the events that it reports."""
 
     def __init__(self, request: MeasureRequest, watch: Watch) -> None:
-        details = [] if request.plain else ["layers", "heat maps"]
+        details = [] if request.plain else ["layers", "passage"]
         probe, check = ["probe"] * request.probe, ["contexts", "windows"] * request.check
         self.names, self.report = ["gradients", *details, *probe, *check], watch
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 
 class Card(NamedTuple):
@@ -58,9 +58,25 @@ class Mark(NamedTuple):
 class Block(ABC):
     """A block of a report."""
 
+    script: ClassVar[str] = ""
+    style: ClassVar[str] = ""
+    connects: ClassVar[bool] = False
+    """Whether its script asks the server that sent the page."""
+
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """The block as the script reads it."""
+
+
+@dataclass(frozen=True)
+class Scripted(Block):
+    """A block with a script and a style of its own; the script adds a builder of its kind to `fieldlensBlocks`."""
+
+    data: Mapping[str, Any]
+    kind: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, **self.data}
 
 
 @dataclass(frozen=True)
@@ -212,26 +228,46 @@ class Details(Block):
 
 def page(title: str, subtitle: str, blocks: Sequence[Block], footer: Mapping[str, str]) -> str:
     """The HTML of a report."""
-    template, style, script = (files("fieldlens.reporting").joinpath(name).read_text("utf-8") for name in _FILES)
+    template, style, script = _template(), _joined("style.css", blocks), _joined("script.js", blocks)
     data = {"blocks": [block.to_json() for block in blocks], "footer": [list(pair) for pair in footer.items()]}
     parts = {
-        "policy": "; ".join([
-            "default-src 'none'", f"script-src {_source(script)}", f"style-src {_source(style)}", "img-src data:",
-            "base-uri 'none'", "form-action 'none'",
-        ]),
+        "policy": policy(blocks),
         "title": html.escape(title),
         "subtitle": html.escape(subtitle),
         "style": style,
         "script": script,
         "data": _json(data),
-    }  # fmt: skip
+    }
     # A single pass, so that a title that contains {{...}} is not expanded.
     document = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
     # A lone surrogate cannot be encoded as UTF-8; in JSON its replacement \udxxx has the same meaning.
     return document.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-_FILES = ("page.html", "style.css", "script.js")
+def policy(blocks: Sequence[Block]) -> str:
+    """The Content-Security-Policy of a page: its own script and style, nothing else."""
+    rules = [
+        "default-src 'none'",
+        f"script-src {_source(_joined('script.js', blocks))}",
+        f"style-src {_source(_joined('style.css', blocks))}",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return "; ".join([*rules, *(["connect-src 'self'"] if any(block.connects for block in blocks) else [])])
+
+
+def _template() -> str:
+    return files("fieldlens.reporting").joinpath("page.html").read_text("utf-8")
+
+
+def _joined(name: str, blocks: Sequence[Block]) -> str:
+    """The script or the style of a page: those of its blocks, before or after the common one."""
+    common = files("fieldlens.reporting").joinpath(name).read_text("utf-8")
+    if name == "script.js":
+        return "\n".join([*dict.fromkeys(block.script for block in blocks if block.script), common])
+    return "\n".join([common, *dict.fromkeys(block.style for block in blocks if block.style)])
+
 
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 """Characters that could end a script element or a line of script; in JSON they occur only within strings."""

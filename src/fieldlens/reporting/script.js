@@ -39,8 +39,10 @@ function rich(node, text) {
   return node;
 }
 
-function copyButton(label, text) {
+/** Copies a text, or what a function returns when the button is pressed. */
+function copyButton(label, content) {
   const node = button(label, async () => {
+    const text = typeof content === "function" ? content() : content;
     let done = true;
     try {
       await navigator.clipboard.writeText(text);
@@ -97,6 +99,17 @@ function hue(node, colour) {
   node.classList.add("hue");
   for (const theme in themes) node.style.setProperty(`--${theme}`, triple(forTheme(channels(colour), theme)));
   return node;
+}
+
+/** Sets the colours of an element, and the darkest shade on which its text is still readable. */
+function shadeable(node, colour) {
+  for (const [theme, { paper, ink }] of Object.entries(themes)) {
+    const full = forTheme(channels(colour), theme);
+    let deepest = 0.8;
+    while (contrast(mix(paper, full, deepest), ink) < 4.6 && deepest > 0.1) deepest -= 0.02;
+    node.style.setProperty(`--${theme}-deepest`, deepest.toFixed(2));
+  }
+  return hue(node, colour);
 }
 
 // ---- Numbers
@@ -562,14 +575,7 @@ function heat(block) {
   // Logarithmic: a thousandth of the largest share is still visible.
   const depth = (share) => (
     Math.log1p((10 ** DECADES * Math.max(share ?? 0, 0)) / (maximum || 1)) / Math.log1p(10 ** DECADES));
-  const figure = hue(element("figure", { class: "heat" }), block.colour);
-  for (const [theme, { paper, ink }] of Object.entries(themes)) {
-    // The darkest shade on which the text is still readable.
-    const full = forTheme(channels(block.colour), theme);
-    let deepest = 0.8;
-    while (contrast(mix(paper, full, deepest), ink) < 4.6 && deepest > 0.1) deepest -= 0.02;
-    figure.style.setProperty(`--${theme}-deepest`, deepest.toFixed(2));
-  }
+  const figure = shadeable(element("figure", { class: "heat" }), block.colour);
   const shaded = (share, attributes, ...children) => {
     const node = element("span", attributes, ...children);
     node.style.setProperty("--depth", depth(share).toFixed(3));
@@ -700,8 +706,11 @@ const BUILDERS = {
   cards, chart, table, heat, tabs,
 };
 
+const TOOLS = { element, shape, button, shadeable, number, copyButton };
+
+/** Builds a block; a kind that is not listed here is built by the script that came with it. */
 function build(block) {
-  return BUILDERS[block.kind](block);
+  return (BUILDERS[block.kind] ?? globalThis.fieldlensBlocks[block.kind])(block, TOOLS);
 }
 
 // ---- The page

@@ -16,7 +16,7 @@ from fieldlens.training.recipe import Recipe
 
 STAGES = ("train", "evaluate", "measure")
 EXTRA = 16.0
-"""Number of gradients for layers and heat maps, in addition to one per segment."""
+"""Number of gradients for layers and a passage, in addition to one per segment."""
 
 EFFICIENCY = 0.5
 """Speed of small models relative to one large matrix product, measured on the `glance` preset."""
