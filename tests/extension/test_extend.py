@@ -1,14 +1,24 @@
 """fieldlens extend, and --method of evaluate, measure and generate, on small runs."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import short_training
 import torch
 
 from fieldlens import cli
+from fieldlens.core.events import ignore
+from fieldlens.evaluation.result import read_evaluation
 from fieldlens.extension.load import method_of_flags
+from fieldlens.models.adapters.adapt import adapt
+from fieldlens.models.decoder import Config, Decoder
+from fieldlens.models.loading import load
+from fieldlens.models.origin import find_model
+from fieldlens.models.texts import read_texts
+from fieldlens.receptive.extend_evidence import Evidence
 from fieldlens.receptive.extend_model import extend_model
 from fieldlens.receptive.extend_request import ExtendRequest, usual_methods
 
@@ -64,7 +74,7 @@ def test_the_crop_is_the_model_at_its_training_length(runs: Path, tmp_path: Path
     result = extend_model(str(runs / "rotary"), request, out=tmp_path, device=device, dtype=dtype)
     assert result.about["crop"]["perplexity"] == result.about["methods"]["stock"]["trained"]
     assert result.about["methods"]["stock"]["gradient_beyond"] is None
-    assert any("No method is known" in sentence or "uses the context" in sentence for sentence in result.advice())
+    assert any("No method is shown" in sentence or "uses the context" in sentence for sentence in result.advice())
 
 
 def test_default_methods_reach_the_longest_length() -> None:
@@ -94,6 +104,8 @@ def test_a_biased_model_gets_the_methods_that_suit_it(
         (["--lengths", "sixty"], "must be integers separated by commas"),
         (["--lengths", "64", "--margin", "2"], "margin must be between 0 and 1"),
         (["--lengths", "64", "--targets", "0"], "targets must be at least 1"),
+        (["--lengths", "64", "--k", "0"], "k must be at least 1"),
+        (["--lengths", "64", "--k", "9", "--targets", "8"], "k must be at most the number of targets, 8"),
         (["--lengths", "64", "--trials", "-1"], "trials must be at least 0"),
     ],
 )
@@ -173,3 +185,71 @@ def test_flags_are_short_for_streaming() -> None:
     for flags, message in (((None, None, 4), "--sinks needs --window"), (("yarn", 8, None), "cannot be combined")):
         with pytest.raises(ValueError, match=message):
             method_of_flags(*flags)
+
+
+def test_targets_of_a_segment_share_a_pass_but_not_the_crop(runs: Path, tmp_path: Path) -> None:
+    """With k targets per segment, each is compared with the last L_tr tokens before it."""
+    device, dtype = torch.device("cpu"), torch.float32
+    results = []
+    for lengths, k in (((64,), 4), ((48, 64), 4), ((64,), 1)):
+        request = ExtendRequest(lengths, ("window",), targets=40, k=k, gradients=0, trials=0)
+        results.append(extend_model(str(runs / "rotary"), request, out=tmp_path, device=device, dtype=dtype).about)
+    many, shorter, single = results
+    assert (many["targets"], single["targets"]) == (40, 40)
+    assert many["crop"] == shorter["crop"] != single["crop"]  # the crop does not depend on the length
+    evaluation = read_evaluation(next(tmp_path.glob("rotary-last-k-*.json")))
+    text = read_texts([find_model(str(runs / "rotary"))], None, None, "test")
+    documents = next(iter(text.values())).documents
+    adapter = load(find_model(str(runs / "rotary")), device, dtype).adapter
+    rows = [documents[d][n - 32 : n + 1].astype("int64") for d, n in evaluation.targets]
+    losses = [float(adapter.losses(torch.from_numpy(ids_T)[None])) for ids_T in rows]
+    assert many["crop"]["nll"] == pytest.approx(sum(losses) / 40, abs=1e-5)
+    request = ExtendRequest((48,), ("window",), targets=40, k=18)
+    with pytest.raises(ValueError, match=r"k must be at most 17 at 48 tokens, .* got 18"):
+        extend_model(str(runs / "rotary"), request, out=tmp_path, device=device, dtype=dtype)
+
+
+def test_gradients_and_retrieval_resume(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that was stopped goes on where it was, and one with more trials computes the new ones only."""
+    computed: list[str] = []
+    value = Evidence.value
+
+    def counted(self: Evidence, name: str, compute: Callable[[], object]) -> object:
+        def call() -> object:
+            if len(computed) == stop_after:
+                raise KeyboardInterrupt
+            computed.append(f"{self.adapter.name}: {name}")
+            return compute()
+
+        return value(self, name, call)
+
+    def extend(trials: int, out: Path) -> dict[str, Any]:
+        request = ExtendRequest((48, 96), ("yarn",), targets=20, gradients=2, trials=trials)
+        return extend_model(
+            str(runs / "rotary"), request, out=out, device=torch.device("cpu"), dtype=torch.float32
+        ).about["methods"]
+
+    monkeypatch.setattr(Evidence, "value", counted)
+    stop_after = 11
+    with pytest.raises(KeyboardInterrupt):
+        extend(3, tmp_path / "stopped")
+    stop_after = 1000
+    resumed, number = extend(3, tmp_path / "stopped"), len(computed)
+    assert len(set(computed)) == number == 3 * (1 + 3) + 2 * 2  # time and trials of three rows, gradients of two
+    whole = extend(3, tmp_path / "whole")
+    for method, record in whole.items():
+        for key in ("gradient_beyond", "retrieval", "cache_bytes"):
+            assert resumed[method][key] == record[key]
+    extend(5, tmp_path / "whole")
+    assert len(computed) == 2 * number + 3 * 2  # two more trials of each
+
+
+def test_evidence_of_another_model_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.journal"
+    adapter = adapt(Decoder(Config(scheme="none", layers=1, width=8, heads=1, vocab_size=11)))
+    first = Evidence(adapter, path, "first", 1, ignore)
+    assert first.value("time", lambda: 1.0) == 1.0
+    assert Evidence(adapter, path, "first", 1, ignore).value("time", lambda: 2.0) == 1.0
+    assert Evidence(adapter, path, "second", 1, ignore).value("time", lambda: 3.0) == 3.0
+    path.write_bytes(path.read_bytes()[:-1])  # killed while writing
+    assert Evidence(adapter, path, "second", 1, ignore).value("time", lambda: 4.0) == 4.0

@@ -12,7 +12,7 @@ import torch
 
 from fieldlens.core.errors import BadInput
 from fieldlens.extension import base
-from fieldlens.extension.attach import attached, rope_parameters
+from fieldlens.extension.attach import attached, configuration
 from fieldlens.extension.base import distance_matrix
 from fieldlens.extension.discovery import build, canonical, record, registry
 from fieldlens.extension.hf_sinks import sink_cache
@@ -90,12 +90,14 @@ def test_transformers_models_equal_the_naive_implementation(spec: str) -> None:
 @pytest.mark.usefixtures("float64")
 @torch.no_grad()
 @pytest.mark.parametrize("spec", SCALED)
-def test_scaled_frequencies_are_those_of_transformers(spec: str) -> None:
-    adapter, method = adapt(llama()), build(spec, TRAINED)
-    parameters = rope_parameters(adapter, method)
+@pytest.mark.parametrize("positions", [TRAINED, 32])
+def test_scaled_frequencies_are_those_of_transformers(spec: str, positions: int) -> None:
+    """The configuration that the report advises gives the same model, whatever length its own configuration states."""
+    adapter, method = adapt(llama(max_position_embeddings=positions)), build(spec, TRAINED)
+    changes = {"max_position_embeddings": positions, **(configuration(adapter, method) or {})}
     ids_BT = adapter.noise(TOKENS)
-    expected = llama(rope_parameters=parameters)(ids_BT).logits
-    shorter = llama(rope_parameters=parameters)(ids_BT[:, :12]).logits
+    expected = llama(**changes)(ids_BT).logits
+    shorter = llama(**changes)(ids_BT[:, :12]).logits
     with attached(adapter, method) as extended:
         assert (next(extended.logits(ids_BT, TOKENS, None, 0)) - expected).abs().max() < 1e-6
         # dynamic scaling must not remember the longest text
@@ -109,8 +111,8 @@ def test_decoders_have_the_frequencies_of_transformers(spec: str) -> None:
     model, method = decoder("rotary:base=500"), build(spec, TRAINED)
     ids_BT = adapt(model).noise(TOKENS)
     small = llama(hidden_size=16, num_attention_heads=2, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
-    parameters = rope_parameters(adapt(small), method)
-    rotary = llama(hidden_size=16, num_attention_heads=2, rope_parameters=parameters).model.rotary_emb
+    changes = configuration(adapt(small), method) or {}
+    rotary = llama(hidden_size=16, num_attention_heads=2, **changes).model.rotary_emb
     rotary(torch.zeros(1), torch.arange(TOKENS)[None])  # dynamic scaling takes its frequencies from the length
     theta_F, scaling = rotary.inv_freq.double(), rotary.attention_scaling
     model.scheme.angles = lambda positions: positions[..., None] * theta_F  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ def extend(
     text: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     corpus: str | None = None,
     targets: int = 500,
+    k: int = 1,
     margin: float = 0.02,
     gradients: int = 4,
     trials: int = 50,
@@ -54,6 +55,9 @@ def extend(
         Name or path of a corpus. Default: the training corpus of a run, or stdlib.
     targets
         Number of targets to predict.
+    k
+        Number of consecutive targets per segment. A method predicts them in one pass, so that more targets cost
+        little; the crop is encoded again for each. A target at length L then has L - k + 1 to L tokens of context.
     margin
         Change of perplexity that counts as none: 0.02 is 2 %.
     gradients
@@ -84,6 +88,7 @@ def extend(
         corpus=corpus,
         text=text,
         targets=targets,
+        k=k,
         margin=margin,
         gradients=gradients,
         trials=trials,

@@ -112,12 +112,14 @@ def _trial(documents: list[np.ndarray], body: int, beyond: int, generator: rando
 
 
 @torch.no_grad()
+def answers(adapter: ModelAdapter, trial: Trial) -> bool:
+    """Whether a model gives the right value for the key of a trial."""
+    ids_BT = torch.from_numpy(trial.ids)[None].to(adapter.device)
+    logits_V = next(adapter.logits(ids_BT, 1, None, 0))[0, -1]
+    scores = logits_V[list(trial.candidates)].double()
+    return trial.candidates[int(scores.argmax())] == trial.answer
+
+
 def retrieve(adapter: ModelAdapter, trials: Sequence[Trial]) -> Retrieval:
     """Ask a model for the value of each trial's key."""
-    right = 0
-    for trial in trials:
-        ids_BT = torch.from_numpy(trial.ids)[None].to(adapter.device)
-        logits_V = next(adapter.logits(ids_BT, 1, None, 0))[0, -1]
-        scores = logits_V[list(trial.candidates)].double()
-        right += trial.candidates[int(scores.argmax())] == trial.answer
-    return Retrieval(right, len(trials))
+    return Retrieval(sum(answers(adapter, trial) for trial in trials), len(trials))

@@ -62,11 +62,15 @@ def attached(adapter: ModelAdapter, method: ExtensionMethod, bos: int | None = N
         yield with_method(adapter, method, (ExtendedHFAdapter, ExtendedDecoderAdapter))
 
 
-def rope_parameters(adapter: ModelAdapter, method: ExtensionMethod) -> dict[str, object] | None:
-    """The `rope_parameters` that give a transformers model this method; None if transformers does not know it."""
+def configuration(adapter: ModelAdapter, method: ExtensionMethod) -> dict[str, object] | None:
+    """What to put into a transformers model's config.json to get a method; None if transformers does not know it."""
     if not isinstance(adapter, HFAdapter) or method.rope_parameters({"rope_theta": 1e4}, 64) is None:
         return None
-    return RotaryAttachment(adapter, method).parameters
+    attachment = RotaryAttachment(adapter, method)
+    changes: dict[str, object] = {"rope_parameters": attachment.parameters}
+    if not method.cached and attachment.positions != {method.train_length}:  # dynamic scaling starts there
+        changes["max_position_embeddings"] = method.train_length
+    return changes
 
 
 def _prove(adapter: HFAdapter | DecoderAdapter, method: ExtensionMethod) -> Attachment:

@@ -27,6 +27,8 @@ class RotaryAttachment:
 
     def __init__(self, adapter: HFAdapter, method: ExtensionMethod | None) -> None:
         self.adapter, self.parameters = adapter, dict[str, Any]()
+        self.positions: set[int | None] = set()
+        """`max_position_embeddings` of the model's own rotary modules."""
         probe = Probe(adapter.model, adapter.name, adapter.noise(PROBE_TOKENS))
         self.changed: dict[nn.Module, Any] = {}
         for call in probe.rotary_calls().values():
@@ -39,6 +41,7 @@ class RotaryAttachment:
                     raise BadInput(f"{adapter.name}: its rotary module cannot be rebuilt ({error})") from error
                 self.changed[call.module] = changed
                 self.parameters = changed.config.rope_parameters
+                self.positions.add(getattr(call.module.config, "max_position_embeddings", None))
 
     @contextmanager
     def open(self) -> Iterator[None]:

@@ -1,6 +1,5 @@
 """Runs a model past its training length: stock, a crop and methods on the same targets, with gradients and a task."""
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,25 +11,26 @@ import torch
 
 from fieldlens.core.errors import BadInput
 from fieldlens.core.events import Stage, Watch, ignore
+from fieldlens.core.format import slug
 from fieldlens.data.text import Text
 from fieldlens.evaluation.evaluate import draw_anchors
 from fieldlens.evaluation.evaluate_models import Sample, stored_evaluation
 from fieldlens.evaluation.extension_verdict import judge_methods
-from fieldlens.evaluation.protocols import Anchor, protocol
-from fieldlens.evaluation.result import Evaluation, Plan
-from fieldlens.evaluation.retrieval import SHORTEST, Trial, make_trials, retrieve
-from fieldlens.extension.attach import rope_parameters
+from fieldlens.evaluation.protocols import Anchor
+from fieldlens.evaluation.result import Evaluation
+from fieldlens.evaluation.retrieval import SHORTEST, Trial, make_trials
+from fieldlens.extension.attach import configuration
 from fieldlens.extension.discovery import build
 from fieldlens.extension.load import with_method
-from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.models.loading import Model, load
 from fieldlens.models.origin import find_model
 from fieldlens.models.texts import read_texts
+from fieldlens.receptive.extend_evidence import Evidence
 from fieldlens.receptive.extend_request import CROP, STOCK, ExtendRequest, usual_methods
 from fieldlens.receptive.extension_result import ExtensionResult, perplexity
-from fieldlens.receptive.input_gradients import embedding_hook
 from fieldlens.storage.provenance import provenance
 from fieldlens.storage.records import EvaluationRecord
+from fieldlens.storage.sealed import digest
 from fieldlens.storage.writable import check_folder
 
 
@@ -57,6 +57,14 @@ class _Session:
         bos = [] if self.text.bos is None else [self.text.bos]
         return torch.from_numpy(np.concatenate([np.array(bos, np.int64), ids_T]))[None]
 
+    def evidence(self, model: Model, total: int) -> Evidence:
+        """The values of a model with a method, as far as an earlier command has computed them."""
+        decides = {name: model.about.get(name) for name in ("weights", "configuration", "dtype", "method")}
+        targets = [self.longest, self.train_length, self.request.target_seed, self.anchors]
+        key = digest({"model": decides, "text": self.text.about, "bos": self.text.bos, "targets": targets})
+        path = self.out / f"{slug(model.about['name'])}-evidence-{key[:8]}.journal"
+        return Evidence(model.adapter, path, key, total, self.watch)
+
 
 def extend_model(
     name: str, request: ExtendRequest, *, out: Path, device: torch.device, dtype: torch.dtype, watch: Watch = ignore
@@ -75,12 +83,16 @@ def extend_model(
     beyond = sorted({length for length in request.lengths if length > trained})
     if not beyond:
         raise BadInput(f"no length in --lengths is past the training length {trained}")
-    plan = Plan(protocol("last-token"), (trained, *beyond), request.targets, request.target_seed, None, text.bos)
+    if request.k > (room := beyond[0] - trained + 1):
+        raise BadInput(
+            f"k must be at most {room} at {beyond[0]} tokens, or targets lack tokens to crop to, got {request.k}"
+        )
+    plan = request.plan((trained, *beyond), text.bos)
     session = _Session(model, text, request, out, watch, draw_anchors(text.documents, plan), trained)
     if request.trials:
         session.trials = {
             length: make_trials(text.documents, length, trained, request.trials, request.target_seed, text.bos)
-            for length in beyond
+            for length in (trained, *beyond)
             if length >= SHORTEST
         }
     return ExtensionResult(_compare(session, [trained, *beyond]))
@@ -88,12 +100,11 @@ def extend_model(
 
 def _compare(session: _Session, lengths: list[int]) -> dict[str, Any]:
     """Evaluate stock and every method, and judge them against the crop."""
-    adapter, request = session.model.adapter, session.request
-    limit = adapter.limit
+    request, limit = session.request, session.model.adapter.limit
     has_bos = session.text.bos is not None
     possible = [length for length in lengths if limit is None or length + has_bos <= limit]
     evaluations = {STOCK: _evaluate(session, session.model, possible)}
-    records = {STOCK: _record(session, adapter, STOCK, len(possible) == len(lengths))}
+    records = {STOCK: _record(session, session.model, STOCK, len(possible) == len(lengths))}
     refused = []
     specs = request.methods or usual_methods(session.train_length, lengths[-1])
     for spec in (CROP, *specs):
@@ -108,7 +119,9 @@ def _compare(session: _Session, lengths: list[int]) -> dict[str, Any]:
             session.watch(Stage(extended.about["name"]))
             if spec != CROP:
                 evaluations[spec] = _evaluate(session, extended, lengths)
-            records[spec] = _record(session, extended.adapter, spec, True)
+            elif request.k > 1:  # every target is predicted from its own last tokens, whatever the length
+                evaluations[spec] = _evaluate(session, extended, lengths[1:2])
+            records[spec] = _record(session, extended, spec, True)
     return _judged(session, evaluations, records, refused)
 
 
@@ -118,7 +131,9 @@ def _judged(
     """The record of the result: rows, costs, and how they were made."""
     stock = evaluations[STOCK]
     trained = session.train_length
-    crop_N = stock.quantities(trained)  # a crop to the training length reads exactly these contexts
+    cropped = evaluations.pop(CROP, None)
+    # A single target has the same context in a crop as at the training length.
+    crop_N = stock.quantities(trained) if cropped is None else cropped.quantities(max(cropped.losses))
     units_N, unit = stock.units()
     losses = {
         name: {length: evaluation.quantities(length) for length in evaluation.losses if length > trained}
@@ -137,6 +152,7 @@ def _judged(
         "limit": session.model.adapter.limit,
         "margin": session.request.margin,
         "target_seed": session.request.target_seed,
+        "k": session.request.k,
         "targets": len(stock.targets),
         "documents": len(set(stock.documents.tolist())),
         "resampled": unit,
@@ -150,48 +166,30 @@ def _judged(
 
 def _evaluate(session: _Session, model: Model, lengths: Sequence[int]) -> Evaluation:
     request = session.request
-    plan = Plan(protocol("last-token"), tuple(lengths), request.targets, request.target_seed, None, session.text.bos)
+    plan = request.plan(lengths, session.text.bos)
     about: EvaluationRecord = {**session.text.about, "align": "tokens", "model": model.about, "margin": request.margin}
+    if plan.longest < session.longest:  # the targets depend on lengths that are not in this plan
+        about["drawn"] = digest(session.anchors)[:16]
     sample = Sample(session.anchors, None)
     return stored_evaluation(
         model.adapter, session.text, plan, about, sample, session.out, request.batch, session.watch
     )[1]
 
 
-def _record(session: _Session, adapter: ModelAdapter, spec: str, reaches: bool) -> dict[str, Any]:
+def _record(session: _Session, model: Model, spec: str, reaches: bool) -> dict[str, Any]:
     """What a method costs at the longest length, the share of gradient past the training length, and retrieval."""
+    adapter, request = model.adapter, session.request
     method = None if spec == STOCK else build(spec, session.train_length)
     length = session.longest if reaches else session.train_length
-    row = session.row(session.anchors[0], length)
-    seconds = min(_timed(adapter, row) for _ in range(2))
-    rope = None if method is None else rope_parameters(session.model.adapter, method)
+    trials = {n: trials for n, trials in session.trials.items() if reaches or n <= length}
+    differentiable = reaches and spec != CROP and adapter.dtype.itemsize >= 4
+    rows = [session.row(anchor, length) for anchor in session.anchors[: request.gradients * differentiable]]
+    evidence = session.evidence(model, 1 + len(rows) + sum(map(len, trials.values())))
     return {
         "method": None if method is None else method.about(),
-        "seconds": seconds,
+        "seconds": evidence.seconds(session.row(session.anchors[0], length)),
         "cache_bytes": adapter.cache_size(length),
-        "gradient_beyond": _gradient_beyond(session, adapter, spec) if reaches else None,
-        "retrieval": {str(n): retrieve(adapter, trials).to_json() for n, trials in session.trials.items() if reaches},
-        "configuration": rope,
+        "gradient_beyond": 0.0 if spec == CROP else evidence.gradient_beyond(rows, session.train_length),
+        "retrieval": {str(n): evidence.retrieval(n, trials).to_json() for n, trials in trials.items()},
+        "configuration": None if method is None else configuration(session.model.adapter, method),
     }
-
-
-def _timed(adapter: ModelAdapter, row: torch.Tensor) -> float:
-    start = time.perf_counter()
-    adapter.losses(row)
-    return time.perf_counter() - start
-
-
-def _gradient_beyond(session: _Session, adapter: ModelAdapter, spec: str) -> float | None:
-    """The share of the gradient that lies more than the training length before the target, at the longest length."""
-    if spec == CROP:
-        return 0.0
-    if not session.request.gradients or adapter.dtype.itemsize < 4:
-        return None
-    hook = embedding_hook(adapter)
-    shares = []
-    for anchor in session.anchors[: session.request.gradients]:
-        norms_T = hook.norms(session.row(anchor, session.longest))[0]
-        total = float(norms_T.sum())
-        if np.isfinite(total) and total > 0:
-            shares.append(float(norms_T[: -session.train_length].sum()) / total)
-    return float(np.mean(shares)) if shares else None

@@ -1,6 +1,5 @@
 """The result of `fieldlens extend`: methods against a crop at every length, what they cost, and advice."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 from fieldlens.core.format import format_bytes
 from fieldlens.evaluation.equivalence import percent, ratio
 from fieldlens.receptive.extend_request import CROP, STOCK
+from fieldlens.receptive.extension_advice import advice
 from fieldlens.reporting.table import Table, figure
 
 KIND = "fieldlens extension"
@@ -43,8 +43,9 @@ class ExtensionResult:
         return [row for row in self.rows if row["method"] == method]
 
     def tables(self) -> list[Table]:
-        """Perplexities with outcomes; then gradients, retrieval and costs."""
-        return [self._outcomes(), self._evidence(), self._costs()]
+        """Perplexities with outcomes, the evidence for them, retrieval, and costs."""
+        retrieval = [self._retrieval()] if any(x["retrieval"] for x in self.about["methods"].values()) else []
+        return [self._outcomes(), self._evidence(), *retrieval, self._costs()]
 
     def _outcomes(self) -> Table:
         crop = self.about["crop"]
@@ -73,78 +74,45 @@ class ExtensionResult:
         columns = ["method", "length", "ratio to crop", "95% interval", "p (Holm)", "outcome", "targets to decide"]
         return Table(columns, rows, f"perplexity against the crop, margin {percent(self.about['margin'])}")
 
+    def _retrieval(self) -> Table:
+        """Right answers by length; at the training length the pair is anywhere, past it out of reach of a crop."""
+        methods = self.about["methods"]
+        lengths = sorted({int(length) for record in methods.values() for length in record["retrieval"]})
+        rows = [[name, *(_share(methods[name]["retrieval"].get(str(n))) for n in lengths)] for name in self._names]
+        notes = ["Share of right answers among 4 candidates (chance 25%) with the 95% Wilson interval; * above chance."]
+        title = f"retrieval by context length; past {self.train_length} tokens a crop cannot see the answer"
+        return Table(["method", *map(str, lengths)], rows, title, notes)
+
     def _costs(self) -> Table:
-        rows = []
-        for name in (CROP, *self.methods):
-            extra = self.about["methods"][name]
-            beyond, task = extra["gradient_beyond"], extra["retrieval"]
-            shares = [
-                f"{task[str(n)]['accuracy']:.0%} ({task[str(n)]['low']:.0%}–{task[str(n)]['high']:.0%})"
-                if str(n) in task
-                else "–"
-                for n in self.lengths
-            ]
-            cache = extra["cache_bytes"]
+        rows, longest = [], self.lengths[-1]
+        crop = self.about["methods"][CROP]["seconds"]
+        for name in self._names:
+            record = self.about["methods"][name]
+            beyond, cache = record["gradient_beyond"], record["cache_bytes"]
             rows.append([
-                name, "–" if beyond is None else f"{beyond:.1%}", *shares, f"{extra['seconds']:.3g}",
-                "–" if cache is None else format_bytes(cache),
+                name, "–" if beyond is None else f"{beyond:.1%}", f"{record['seconds']:.3g}",
+                f"{record['seconds'] / crop:.2f}", "–" if cache is None else format_bytes(cache),
             ])  # fmt: skip
-        longest = self.lengths[-1]
-        columns = [
-            "method", f"gradient beyond {self.train_length}", *(f"retrieval at {n}" for n in self.lengths),
-            f"seconds at {longest}", "cache",
-        ]  # fmt: skip
-        notes = ["Retrieval: share of right answers among 4 candidates, with the 95% Wilson interval."]
-        return Table(columns, rows, f"gradients and costs at {longest} tokens, retrieval", notes)
+        columns = ["method", f"gradient beyond {self.train_length}", "seconds", "time / crop", "cache"]
+        return Table(columns, rows, f"gradient, time of a forward pass and cache at {longest} tokens")
+
+    @property
+    def _names(self) -> list[str]:
+        """The crop, the model as it is, and the methods."""
+        return list(dict.fromkeys((CROP, STOCK, *self.methods)))
 
     def advice(self) -> list[str]:
         """Up to which length the model can be trusted as it is, which methods help, and how to get them."""
-        return [self._trust(), *self._helpful(), *self._refused()]
-
-    def _trust(self) -> str:
-        trusted, reason = self.train_length, ""
-        for row in self.of(STOCK):
-            if row["outcome"] not in ("uses", "crops"):
-                reason = f"; at {row['length']:,} it {_shows(row)}"
-                break
-            trusted = row["length"]
-        if not self.of(STOCK):
-            return f"Without a method the model has no positions past {self.about['limit']:,} tokens."
-        past = "its training length, " if trusted == self.train_length else ""
-        return f"Without a method, trust the model up to {past}{trusted:,} tokens{reason}."
-
-    def _helpful(self) -> list[str]:
-        sentences = []
-        longest = self.lengths[-1]
-        for method in self.methods:
-            uses = [row for row in self.of(method) if row["outcome"] == "uses"]
-            if method == STOCK or not uses:
-                continue
-            costs = self.about["methods"]
-            time = costs[method]["seconds"] / costs[CROP]["seconds"]
-            cache = costs[method]["cache_bytes"]
-            held = "" if cache is None else f" and a cache of {format_bytes(cache)}"
-            gains = ", ".join(f"× {row['ratio']:.3f} at {row['length']:,}" for row in uses)
-            sentences.append(
-                f"{method} uses the context from {uses[0]['length']:,} tokens on ({gains} against the crop); at "
-                f"{longest:,} tokens it takes {time:.1f} times as long as the crop{held}."
-            )
-            rope = costs[method]["configuration"]
-            if rope is not None:
-                sentences.append(f"To get {method}, put into config.json: {json.dumps(rope)}")
-        if not sentences:
-            sentences.append(f"No method is known to use context past {self.train_length:,} tokens: a crop is as good.")
-        return sentences
-
-    def _refused(self) -> list[str]:
-        return [f"Not tried: {reason}." for reason in self.about["refused"]]
+        return advice(self.about)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": KIND, **self.about, "advice": self.advice()}
 
 
-def _shows(row: dict[str, Any]) -> str:
-    return "breaks" if row["outcome"] == "breaks" else "is undecided"
+def _share(task: dict[str, Any] | None) -> str:
+    if task is None:
+        return "–"
+    return f"{task['accuracy']:.0%} ({task['low']:.0%}–{task['high']:.0%}){'*' * task['shown']}"
 
 
 def perplexity(loss: float) -> float | None:
