@@ -66,19 +66,25 @@ def attention(
 
 
 def decoder_logits(decoder: Any, ids_T: Tensor, m: Distance) -> Tensor:
-    """Logits of one of our decoders, written out from its weights."""
-    scheme, heads = decoder.scheme, decoder.config.heads
-    angles = scheme.angles(torch.ones(1, dtype=torch.long))
-    table_HN = scheme.bias(torch.arange(len(ids_T)))
-    bias = None if table_HN is None else lambda distance: table_HN[:, distance]
+    """Logits of one of our decoders, written out from its weights; every layer has its own scheme and window."""
+    positions, heads = torch.arange(len(ids_T)), decoder.config.heads
     x_TD = decoder.embedding.weight[ids_T]
-    for block in decoder.blocks:
+    for number, block in enumerate(decoder.blocks):
+        scheme, window = decoder.scheme.of_layer(number), decoder.windows[number]
+        angles, table_HN = scheme.angles(positions), scheme.bias(positions)
+        theta_F = None if angles is None else angles[1]  # the angles at position 1 are the frequencies
+        bias = None if table_HN is None else lambda distance, table_HN=table_HN: table_HN[:, distance]
         qkv = block.qkv(block.attention_norm(x_TD)).chunk(3, -1)
         q, k, v = (part.unflatten(-1, (heads, -1)).transpose(0, 1) for part in qkv)
-        mixed_HTK = attention(q, k, v, m, None if angles is None else angles[0], bias)
+        mixed_HTK = attention(q, k, v, _within(m, window), theta_F, bias)
         x_TD = x_TD + block.attention_out(mixed_HTK.transpose(0, 1).flatten(1))
         x_TD = x_TD + block.mlp_out(F.gelu(block.mlp_in(block.mlp_norm(x_TD))))
     return decoder.head(decoder.norm(x_TD))
+
+
+def _within(m: Distance, window: int | None) -> Distance:
+    """The same distances, of keys in a window only."""
+    return m if window is None else lambda i, j: m(i, j) if i - j < window else None
 
 
 def llama_logits(model: Any, ids_T: Tensor, m: Distance) -> Tensor:
