@@ -10,8 +10,17 @@ OTHER_CPU := env $(shell grep -q avx512f /proc/cpuinfo 2>/dev/null \
 
 .PHONY: browser demo test docs check format extras bench campaign clean
 
-demo: $(READY)  ## train, evaluate and measure five schemes; about ten minutes on two cores, then a report
+MODELS := $(patsubst %/config.json,%,$(wildcard results/models/*/config.json))
+DEMO_TEXT := --corpus fieldlens --out demo
+demo: $(READY)  ## evaluate and measure the reference models on the sources of this library: a picture, then a report
+ifneq ($(MODELS),)
+	$(BIN)/fieldlens evaluate $(MODELS) $(DEMO_TEXT) --lengths 16,32,64,128,256,512 --protocol last-k --k 16 --segments 100
+	$(BIN)/fieldlens measure $(MODELS) $(DEMO_TEXT) --length 256 --segments 24 --check --targets 200
+	@echo "To train and measure a model of your own, in about two minutes:"
+	@echo "  $(BIN)/fieldlens train --preset glance --out runs/first && $(BIN)/fieldlens measure runs/first --length 512 --check"
+else  # no reference models are committed yet: train five small ones, about ten minutes on two cores
 	$(BIN)/fieldlens study demo --out demo/results --runs demo/runs
+endif
 
 test: $(READY)  ## run the test suite, its numerical part also with another instruction set of the CPU
 	$(BIN)/python -m pytest -n 2 --dist worksteal

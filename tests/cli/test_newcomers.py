@@ -57,7 +57,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("measure mistral --text nowhere.txt", "nowhere.txt is not a file: --text takes a text or JSONL file"),
         ("measure mistral --text text.txt --out notes", "--out must be a folder, but notes is a file"),
         ("evaluate mistral --corpus nowhere.txt", "corpus 'nowhere.txt' does not exist"),
-        ("train --corpus nowhere --out runs/x", "allowed: stdlib, or the path of a file or folder"),
+        ("train --corpus nowhere --out runs/x", "allowed: fieldlens, stdlib, or the path of a file or folder"),
         ("train --preset smoke --out notes", "--out must be a folder, but notes is a file"),
         ("runs nowhere", "create runs with fieldlens train --out FOLDER/NAME"),
         ("compare nowhere.json", "nowhere.json does not exist"),

@@ -225,6 +225,15 @@ def test_stdlib_is_built_in_without_its_tests() -> None:
     assert corpus.size("test")[0] >= 10
 
 
+def test_the_sources_of_the_library_are_built_in_as_a_test_split() -> None:
+    corpus = open_corpus("fieldlens")
+    names = [source.name for source in corpus.sources()]
+    assert "data/corpus.py" in names
+    assert all(name.endswith(".py") for name in names)
+    assert corpus.size("test")[0] == len(names)
+    assert corpus.size("train") == corpus.size("validation") == (0, 0)
+
+
 def test_a_python_without_its_sources_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(BadInput, match="this Python installation has no standard library sources"):
@@ -234,7 +243,7 @@ def test_a_python_without_its_sources_is_refused(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stdlb", "unknown corpus 'stdlb': did you mean 'stdlib'\\? allowed: stdlib, or the path of a file or folder"),
+        ("stdlb", "unknown corpus 'stdlb': did you mean 'stdlib'\\? allowed: fieldlens, stdlib, or the path"),
         ("", "unknown corpus ''"),
         ("no.txt", "corpus 'no.txt' does not exist"),
         ("./no/such", "corpus './no/such' does not exist"),

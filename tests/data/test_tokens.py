@@ -494,7 +494,7 @@ def test_the_command_lists_what_is_built_in(capsys: pytest.CaptureFixture[str]) 
     command()
     assert "stdlib" in capsys.readouterr().out
     command(as_json=True)
-    assert list(json.loads(capsys.readouterr().out)["corpora"]) == ["stdlib"]
+    assert list(json.loads(capsys.readouterr().out)["corpora"]) == ["stdlib", "fieldlens"]
 
 
 def test_the_command_inspects_a_corpus(small: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,8 @@
 """Corpora: text files, JSONL files and Hugging Face datasets as documents in three splits.
 
-A corpus is a built-in name (`stdlib`), a path or a Hugging Face dataset id. A plain text file, a line of JSONL and a
-row of a dataset are one document each. Files named train.*, validation.*, test.* keep their split. Otherwise documents
-are ranked by the hash of their text: the last 5 % are test, the 5 % before are validation.
+A corpus is a built-in name (`stdlib`, `fieldlens`), a path or a Hugging Face dataset id. A plain text file, a line of
+JSONL and a row of a dataset are one document each. Files named train.*, validation.*, test.* keep their split.
+Otherwise documents are ranked by the hash of their text: the last 5 % are test, the 5 % before are validation.
 """
 
 import hashlib
@@ -25,7 +25,10 @@ from fieldlens.data.documents import File, Part, Source, list_files, refuse_json
 from fieldlens.data.hf_datasets import hub, parquet, saved
 
 SPLITS = ("train", "validation", "test")
-BUILT_IN = {"stdlib": "sources of the running Python's standard library, without its tests"}
+BUILT_IN = {
+    "stdlib": "sources of the running Python's standard library, without its tests",
+    "fieldlens": "sources of this library, all of them in the test split: for models that were not trained on them",
+}
 
 _RULE = 1  # version of the splitting rule; a new version changes every fingerprint
 _HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -142,8 +145,8 @@ class Corpus:
 
 def open_corpus(text: str) -> Corpus:
     """Open a corpus by built-in name, path or Hugging Face dataset id."""
-    if text == "stdlib":
-        return _stdlib()
+    if text in BUILT_IN:
+        return _stdlib() if text == "stdlib" else _own_sources()
     path = Path(text)
     if not text.strip() or not path.exists():
         # if a folder with the owner's name exists, this is a mistyped path: do not query the network
@@ -187,3 +190,11 @@ def _stdlib() -> Corpus:
     if not parts:
         raise BadInput("corpus 'stdlib' is empty: this Python installation has no standard library sources")
     return Corpus("stdlib", {"python": platform.python_version()}, parts)
+
+
+def _own_sources() -> Corpus:
+    root = Path(__file__).parents[1]
+    parts = [File(name, path, "test") for name, path in list_files(root) if path.suffix == ".py" and path.is_file()]
+    if not parts:
+        raise BadInput("corpus 'fieldlens' is empty: this installation has no sources")
+    return Corpus("fieldlens", {}, parts)
