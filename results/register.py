@@ -14,7 +14,15 @@ import json
 import sys
 from pathlib import Path
 
-from fieldlens.paper.registration import FILE, read_registration, record_change, registration, unrecorded
+from fieldlens.paper.registration import (
+    FILE,
+    addendum,
+    changed,
+    read_registration,
+    record_change,
+    registration,
+    unrecorded,
+)
 from fieldlens.paper.results import PaperResults
 from fieldlens.storage.results import write_json
 from fieldlens.study.plan import read_study
@@ -29,7 +37,14 @@ def main() -> None:
     study = read_study(options.study)
     results = PaperResults(study, Path("results") / study.name)
     registered, today = read_registration(results.folder), datetime.datetime.now(datetime.UTC).date().isoformat()
+    if registered is not None and (extended := addendum(registered, results, today)) != registered:
+        write_json(results.folder / FILE, extended)
+        print(f"{results.folder / FILE}: added {', '.join(extended['addenda'][-1]['sha256'])}")
+        return
     problems = [] if registered is None else unrecorded(registered, results)
+    if registered is not None and not changed(registered, study):
+        print(f"{results.folder / FILE}: nothing to record, registered on {registered['date']}")
+        return
     if problems and options.reason is None:
         sys.exit(f"results exist that these judge, give --reason and --before: {', '.join(problems)}")
     if registered is not None and problems:
@@ -38,7 +53,8 @@ def main() -> None:
         before = dict(zip((claim["name"] for claim in claims), words, strict=True))
         content = record_change(registered, results, today, options.reason, before)
     else:
-        content = registration(study, today) | {"changes": registered["changes"] if registered else []}
+        kept = {key: registered[key] for key in ("changes", "addenda") if key in registered} if registered else {}
+        content = registration(study, today) | kept
     write_json(results.folder / FILE, content)
     print(f"{results.folder / FILE}: {len(content['controls'])} rules, {content['runs']} runs, {content['date']}")
 

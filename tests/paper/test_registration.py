@@ -51,6 +51,24 @@ def test_the_committed_registration_is_that_of_this_tree(registered: dict[str, A
         assert committed["controls"] == registered["controls"]
 
 
+def test_what_the_registration_lacked_is_added_with_its_date_and_the_number_of_results(
+    study: Study, registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The functions that decide verdicts outside of the paper's folder were not part of the first registration."""
+    sha256 = {name: value for name, value in registered["sha256"].items() if name not in registration.CALLED}
+    before, rotary = registered | {"sha256": sha256}, Partial(study, lambda job: job.recipe.scheme == "rotary")
+    assert registration.unrecorded(before, rotary) == list(registration.CALLED)
+    after = registration.addendum(before, rotary, "2026-11-19")
+    (entry,) = after["addenda"]
+    assert entry["results"] == sum(job.recipe.scheme == "rotary" for job in study.whole)
+    assert after["sha256"] == sha256
+    assert registration.unrecorded(after, rotary) == []
+    assert registration.addendum(after, rotary, "2026-11-20") == after
+    assert "their hashes were added on 2026-11-19" in registration.summary(after, rotary)
+    monkeypatch.setitem(registration.CALLED, "receptive/field.py", (other_rule,))
+    assert registration.unrecorded(after, rotary) == ["receptive/field.py"]
+
+
 def test_a_changed_rule_is_an_error_once_a_result_exists(
     study: Study, registered: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

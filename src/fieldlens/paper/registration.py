@@ -2,6 +2,8 @@
 
 A rule is the source of its function, with the runs that it reads; what rules share is listed file by file. A change
 after a result exists must be recorded with a reason and the verdicts before and after: the claim is then exploratory.
+The statistics and the receptive field that rules call were not part of the registration: an addendum with its own date
+and the number of results at that time holds the hashes of those functions.
 """
 
 import hashlib
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fieldlens.core.errors import BadInput
+from fieldlens.evaluation import statistics
 from fieldlens.paper import claims as package
 from fieldlens.paper import evidence, judge, scale
 from fieldlens.paper.claims import Claim, registry
@@ -19,6 +22,8 @@ from fieldlens.paper.controls import PrintedResults, ShuffledLengths
 from fieldlens.paper.judge import Judged, judged
 from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED
+from fieldlens.receptive import field
+from fieldlens.receptive.field import ReceptiveField
 from fieldlens.storage.sealed import read_json
 from fieldlens.study.plan import Study
 
@@ -29,6 +34,17 @@ SEEN_BEFORE = {"parity-fails": "its results existed before the registration"}
 """Claims that were not registered before their results."""
 SHARED = (evidence, judge, scale, package)
 """Modules whose code all rules share."""
+CALLED = {
+    "evaluation/statistics.py": (
+        statistics.differences, statistics.paired_t, statistics.holm, statistics.bootstrap_difference,
+        statistics.sign_flip, statistics.smallest_p,
+    ),
+    "receptive/field.py": (
+        ReceptiveField.segments, ReceptiveField.shares, ReceptiveField.erf, ReceptiveField.within,
+        ReceptiveField.saturated, field.cumulative, field.erf,
+    ),
+}  # fmt: skip
+"""Functions outside the paper's folder that decide verdicts."""
 
 
 def registration(study: Study, date: str) -> dict[str, Any]:
@@ -68,7 +84,31 @@ def hashes(study: Study) -> dict[str, str]:
         settings = (claim.runs, claim.uses, claim.headroom, claim.primary, claim.corpora)
         rules[claim.name] = _sha(source + repr(settings))
     shared |= {_name(module): _sha(text) for module, text in rest.items()}
-    return {STUDY: _sha(runs), **dict(sorted(shared.items())), **dict(sorted(rules.items()))}
+    return {STUDY: _sha(runs), **dict(sorted(shared.items())), **dict(sorted(rules.items())), **called_hashes()}
+
+
+def called_hashes() -> dict[str, str]:
+    """The sha256 of the functions outside the paper's folder that decide verdicts, file by file."""
+    return {name: _sha("".join(map(inspect.getsource, functions))) for name, functions in CALLED.items()}
+
+
+def addendum(registered: dict[str, Any], results: PaperResults, date: str) -> dict[str, Any]:
+    """The registration with the hashes of the called functions that it lacks, and how many results existed then."""
+    known = _known(registered)
+    sha256 = {name: value for name, value in called_hashes().items() if name not in known}
+    if not sha256:
+        return registered
+    finished = sum(state == "done" for state in results.states.values())
+    entry = {"date": date, "results": finished, "sha256": sha256}
+    return {**registered, "addenda": [*registered.get("addenda", []), entry]}
+
+
+def _known(registered: dict[str, Any]) -> dict[str, str]:
+    """What is registered by now: the registration, its addenda and its recorded changes."""
+    known = dict(registered["sha256"])
+    for entry in (*registered.get("addenda", []), *registered["changes"]):
+        known |= entry["sha256"]
+    return known
 
 
 def _name(module: Any) -> str:
@@ -98,10 +138,7 @@ def has_results(claim: Claim, results: PaperResults) -> bool:
 
 def changed(registered: dict[str, Any], study: Study) -> list[str]:
     """What differs from the registration and its recorded changes: the study, shared code, and rules by name."""
-    known = dict(registered["sha256"])
-    for change in registered["changes"]:
-        known |= change["sha256"]
-    current = hashes(study)
+    known, current = _known(registered), hashes(study)
     return [name for name in dict.fromkeys([*known, *current]) if known.get(name) != current.get(name)]
 
 
@@ -150,4 +187,11 @@ def summary(registered: dict[str, Any] | None, results: PaperResults) -> str:
     problems = unrecorded(registered, results)
     more = f" CHANGED WITHOUT A RECORD: {', '.join(problems)}." if problems else ""
     rules = len(registered["controls"])
-    return f"{rules} rules and {registered['runs']} runs were registered on {registered['date']}; {later}.{more}"
+    sentence = f"{rules} rules and {registered['runs']} runs were registered on {registered['date']}; {later}.{more}"
+    for entry in registered.get("addenda", []):
+        sentence += (
+            f" The functions that rules call in {' and '.join(entry['sha256'])} (tests, intervals, receptive fields) "
+            f"were not part of the registration; their hashes were added on {entry['date']}, when "
+            f"{entry['results']} results existed."
+        )
+    return sentence
