@@ -34,6 +34,8 @@ PAGES = [
     "results.md",
     "claims.md",
     "claims-first.md",
+    "results-first.md",
+    "modern.md",
     "pilot.md",
     "commands.md",
     "api.md",
@@ -84,9 +86,11 @@ def stage(folder: Path) -> list[str]:
         "commands": commands(),
         "api": api(),
         "performance": performance(),
-        "results": results(docs),
+        "results": results(docs, "paper"),
+        "results-first": results(docs, "paper-first"),
         "files": files(),
         "pilot": pilot(),
+        "modern": modern(),
     }
     for name, text in generated.items():
         (docs / f"{name}.md").write_text(text)
@@ -187,6 +191,28 @@ def pilot() -> str:
     )
 
 
+def modern() -> str:
+    """Today's designs under the paper's protocol."""
+    from fieldlens.paper.modern import done, modern_table
+    from fieldlens.study.plan import read_study
+
+    study, paper = read_study("modern"), read_study("paper")
+    folder, paper_folder = (ROOT / "results" / name for name in ("modern", "paper"))
+    finished = len(done(study, folder))
+    return "\n".join(
+        [
+            "# Today's designs\n",
+            "Which of today's designs extrapolates, and does coverage say so? Recipe, targets and fields are those of",
+            "the study `paper` on code, with one seed: local layers with Rotary and global ones without positions,",
+            "learned sinks, FoX, FIRE, xPos, SSMax, and Rotary with YaRN at evaluation. It is exploratory: no rule",
+            "was registered, and one seed cannot rank designs.\n",
+            "```sh\nfieldlens study modern --corpora FOLDER --workers 1 --nice 10\n```\n",
+            f"{finished} of {len(study.whole)} runs are done; a dash is a run that is still to come.\n",
+            modern_table(study, folder, paper, paper_folder).markdown(),
+        ]
+    )
+
+
 def files() -> str:
     """Every module with the first line of its docstring, folder by folder."""
     from test_house import ROOMS, modules, rank
@@ -249,26 +275,38 @@ def performance() -> str:
     return "\n".join(parts)
 
 
-def results(docs: Path) -> str:
-    """Every table and figure of the paper, drawn from the committed results."""
+EDITIONS = {
+    "paper": [
+        "# Tables and figures\n",
+        "Drawn from the committed results of the study `paper` when this site was built; each says what is missing.",
+        "Names are the labels of the paper's source. Tables say *paper · ours*; where the paper has a table or a",
+        "figure on ArXiv alone, ours on code stands beside the paper's numbers on ArXiv. [The paper, by one",
+        "command](paper.md) tells the rule of scale and what stands for what.",
+        "[Those of the first edition](results-first.md) have a page of their own.\n",
+    ],
+    "paper-first": [
+        "# Tables and figures, first edition\n",
+        "Drawn from the committed results of the study `paper-first`, whose models [did not use their",
+        "context](claims-first.md): flat rows past L_tr are no evidence of extrapolation.\n",
+    ],
+}
+"""The beginning of the page of results, by study."""
+
+
+def results(docs: Path, study: str) -> str:
+    """Every table and figure of the paper, drawn from the committed results of a study."""
     from fieldlens.paper.artifact import registry, state
     from fieldlens.paper.results import PaperResults
     from fieldlens.study.plan import read_study
 
-    shelf, drawings = PaperResults(read_study("paper-first"), ROOT / "results" / "paper-first"), docs / "drawn"
-    parts = [
-        "# Tables and figures\n",
-        "Drawn from the committed results of the [first edition](claims-first.md) when this site was built. Names are",
-        "the labels of the paper's source. Tables say *paper · ours*; [the paper, by one command](paper.md) tells the",
-        "rule of scale and what stands for what.\n",
-    ]
+    shelf, drawings = PaperResults(read_study(study), ROOT / "results" / study), docs / "drawn" / study
+    parts = list(EDITIONS[study])
     for artifact in sorted(registry().values(), key=lambda one: one.kind != "table"):
         how = state(artifact, shelf, drawings)
-        command = f"`fieldlens paper {artifact.name} --study paper-first`"
+        command = f"`fieldlens paper {artifact.name}{'' if study == 'paper' else f' --study {study}'}`"
         about = f"{command}: {how['state']}{', ' if how['why'] else ''}{how['why']}."
         parts.append(f"## {artifact.title}\n\n{about}\n")
-        if how["runs"]["done"] or not how["runs"]["needed"]:
-            parts += _drawing(artifact, shelf, drawings)
+        parts += _drawing(artifact, shelf, drawings)
     return "\n".join(parts)
 
 
@@ -276,10 +314,13 @@ def _drawing(artifact: Any, shelf: Any, drawings: Path) -> list[str]:
     """An artifact's figures, then its tables."""
     from fieldlens.paper.artifact import redraw
 
-    drawn, written = redraw(artifact, shelf, drawings)
+    drawn, written = redraw(artifact, shelf, drawings, without_results=True)
     figures = [path.name for path in written if path.suffix == ".svg"]
     tables = [sheet.markdown() for sheet in drawn.sheets]
-    return [*(f"![{artifact.title}](drawn/{name})\n" for name in figures), *(f"{table}\n" for table in tables)]
+    return [
+        *(f"![{artifact.title}](drawn/{drawings.name}/{name})\n" for name in figures),
+        *(f"{table}\n" for table in tables),
+    ]
 
 
 def _section(name: str, value: Any) -> str:

@@ -113,12 +113,15 @@ def test_every_benchmark_has_its_tables(staged: Path) -> None:
         assert section.count("|---") >= 1
 
 
-def test_every_table_and_figure_of_the_paper_is_shown(staged: Path) -> None:
-    text = (staged / "results.md").read_text()
+@pytest.mark.parametrize(("page", "option"), [("results", ""), ("results-first", " --study paper-first")])
+def test_every_table_and_figure_of_the_paper_is_shown(staged: Path, page: str, option: str) -> None:
+    text = (staged / f"{page}.md").read_text()
     for name, artifact in registry().items():
         section = text.split(f"\n## {artifact.title}\n")[1].split("\n## ")[0]
-        assert f"`fieldlens paper {name} --study paper-first`" in section
-        assert ": missing" in section or "](drawn/" in section or "|---" in section.replace("-:", "-")
+        assert f"`fieldlens paper {name}{option}`" in section
+        assert "](drawn/" in section or "|---" in section.replace("-:", "-")
+    for file in re.findall(r"\]\((drawn/[^)]+)\)", text):
+        assert (staged / file).exists()
 
 
 def test_it_builds_without_warnings(builder: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

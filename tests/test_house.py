@@ -40,7 +40,7 @@ ROOMS = {
     "extend_evidence extend_model extend_report",
     "generation": "sampling engine with_method hf generate detokenize request generate_text",
     "study": "plan result_folder state results forecast executors job controller view page",
-    "paper": "printed scale results cells fields diagrams pilot score_parts equation_3 parity evidence artifact "
+    "paper": "printed scale results cells fields diagrams pilot modern score_parts equation_3 parity evidence artifact "
     "artifacts.* claims.__init__ claims.* judge controls registration page",
     "cli": "console progress * __init__",
 }

@@ -154,9 +154,9 @@ def test_the_full_study_is_the_small_one_run_by_run(study: Study) -> None:
         assert job.measurement["length"] / 4 == twin.measurement["length"]
 
 
-def test_every_artifact_finds_its_runs_in_both_studies() -> None:
+def test_every_artifact_finds_its_runs_in_every_study() -> None:
     without = {"alibi", "window", "evaluation", "heatmap_8", "diagonal_8", "dataset", "model_configs", *OWN}
-    for name in ("paper-first", "paper-full"):
+    for name in ("paper", "paper-first", "paper-full"):
         results = PaperResults(read_study(name), Path("nowhere"))
         for artifact in registry().values():
             assert bool(artifact.jobs(results)) != (artifact.name in without), (name, artifact.name)
@@ -203,19 +203,50 @@ def test_every_artifact_redraws_from_results_alone(
     assert all(row["drawn"] for name, row in states.items() if name not in OWN)
 
 
-def test_the_committed_results_are_whole_and_all_they_show_can_be_drawn(
-    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("edition", ["paper", "paper-first"])
+def test_the_committed_results_are_whole_and_every_artifact_is_drawn_from_them(
+    edition: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = HERE.parent / "results" / "paper-first"
-    folders = {path.name for path in folder.iterdir() if path.is_dir() and path.name != "parity"}
-    states = PaperResults(study, folder).states
+    folder = HERE.parent / "results" / edition
+    folders = {path.parent.name for path in folder.glob("*/result.json")}
+    states = PaperResults(read_study(edition), folder).states
     assert {name: states.get(name) for name in folders} == dict.fromkeys(folders, "done")
-    main(["paper", "all", "--study", "paper-first", "--results", str(folder), "--out", str(tmp_path), "--json"])
+    options = ["--study", edition, "--results", str(folder), "--out", str(tmp_path), "--json"]
+    main(["paper", "all", *options])
     drawn = {row["name"] for row in json.loads(capsys.readouterr().out)["drawn"] if row["files"]}
-    main(["paper", "--study", "paper-first", "--results", str(folder), "--out", str(tmp_path), "--json"])
-    states = {row["name"]: row["state"] for row in json.loads(capsys.readouterr().out)["artifacts"]}
-    assert drawn == {name for name, state in states.items() if state in ("fresh", "partial")}
-    assert set(states.values()) <= {"fresh", "partial", "missing"}
+    assert drawn == registry().keys()
+    main(["paper", *options])
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["artifacts"]}
+    assert {row["state"] for row in rows.values()} <= {"fresh", "partial", "missing"}
+    for name, row in rows.items():
+        text = (tmp_path / f"{name}.md").read_text() if (tmp_path / f"{name}.md").exists() else ""
+        assert ("\nCut: " in text) == (row["state"] != "fresh"), name
+
+
+def test_the_second_edition_shows_code_first_and_beside_what_the_paper_has_on_arxiv(tmp_path: Path) -> None:
+    edition = read_study("paper")
+    results = MadeUpResults(edition, law)
+    titles = [sheet.title for sheet in find("openweb-github-arxiv").draw(results).sheets]
+    assert [title.split(" (")[0] for title in titles[:3]] == ["GitHub | code", "ArXiv | latex", "OpenWebText2 | prose"]
+    experiments = find("arxiv").draw(results)
+    assert experiments.sheets[0].title == "GitHub | code: shift all h by Δ (paper on ArXiv · ours)"
+    assert [sheet.title.split(":")[0] for sheet in experiments.sheets] == ["GitHub | code"] * 3 + ["ArXiv | latex"] * 3
+    (cell,) = [
+        row
+        for row in experiments.records
+        if (row["corpus"], row["model"], row["length"]) == ("github", "window:320", 1024)
+    ]
+    assert (cell["paper_corpus"], str(cell["paper"]), cell["our_model"]) == ("arxiv", "178", "none:window=80")
+    assert cell["ours"] == pytest.approx(math.exp(law(results.jobs(["window:320"], ["github"])[0], 128, {})), rel=0.02)
+    assert set(find("arxiv_sec3").draw(results).figures) == {"-code", "-latex"}
+    repaired = find("extended_training_length").draw(results).sheets[1]
+    assert [row[0] for row in repaired.rows if "code" in row[0]] == [
+        f"{label}, GitHub | code" for label in ("Δ 6 | 3", "w 160 | 40", "Δ 8 | 5", "w 320 | 80")
+    ]
+    for artifact in registry().values():
+        if artifact.name not in OWN:
+            drawn = artifact.draw(results)
+            assert drawn.figures or artifact.kind == "table", artifact.name
 
 
 def test_a_cell_is_what_a_hand_computes(study: Study, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_an_absent_corpus_is_refused_before_anything_runs(tmp_path: Path) -> Non
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["demo", "paper", "paper-first"])
+@pytest.mark.parametrize("name", ["demo", "paper", "paper-first", "modern"])
 def test_built_in_studies_are_complete(name: str) -> None:
     study = read_study(name)
     assert len(study.jobs) == len({job.name for job in study.jobs}) > 4

@@ -148,14 +148,14 @@ def _needed_runs(row: dict[str, Any]) -> str:
 
 
 def _draw(artifacts: "list[Artifact]", results: "PaperResults", out: Path, as_json: bool, skip: bool) -> None:
-    """Draw artifacts; with `skip`, artifacts without results are left out, and damaged results are reported last."""
+    """Draw artifacts; with `skip`, also those without results, and damaged results are reported last."""
     from fieldlens.core.errors import BadInput
     from fieldlens.paper.artifact import notes_of, redraw, state
 
     screen, report, damaged = console(), [], None
     for artifact in artifacts:
         try:
-            drawn, written = redraw(artifact, results, out)
+            drawn, written = redraw(artifact, results, out, without_results=skip and not results.absent)
         except BadInput as error:
             row = state(artifact, results, out)
             if not skip:

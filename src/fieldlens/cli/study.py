@@ -103,8 +103,8 @@ def study(
     Parameters
     ----------
     name
-        Study file (TOML), built-in study (demo, pilot, paper, paper-first, paper-full), or with --report a results
-        folder.
+        Study file (TOML), built-in study (demo, pilot, paper, paper-first, paper-full, modern), or with --report a
+        results folder.
     out
         Output folder for results, which are small enough to commit. Default: results/STUDY.
     runs

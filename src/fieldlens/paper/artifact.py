@@ -167,12 +167,17 @@ def cut(jobs: Sequence[Job], results: PaperResults) -> str:
     return ", ".join([*parts, f"{len(done)} of {len(jobs)} runs"])
 
 
-def redraw(artifact: Artifact, results: PaperResults, out: Path) -> tuple[Drawn, list[Path]]:
-    """Draw an artifact into a folder; the last file, NAME.json, records the source and the files."""
+def redraw(
+    artifact: Artifact, results: PaperResults, out: Path, without_results: bool = False
+) -> tuple[Drawn, list[Path]]:
+    """Draw an artifact into a folder; the last file, NAME.json, records the source and the files.
+
+    `without_results` draws also if no required result is available, with all cells missing; else that is an error.
+    """
     states = list(artifact.parts(results).values())
     if artifact.needs_runs and not states:
         raise BadInput(f"{artifact.name}: study '{results.study.name}' contains none of its runs")
-    if states and "done" not in states:
+    if states and "done" not in states and not without_results:
         none = f"{results.folder} has no result of these runs of study '{results.study.name}'"
         corpora = " --corpora FOLDER" if artifact.needs_runs else ""
         raise BadInput(

@@ -63,9 +63,16 @@ def both(paper: Cell | None, ours: Score) -> str:
 
 
 def record(
-    results: PaperResults, corpus: str, model: str, length: int, paper: Cell | None, ours: Score, control: bool = False
+    results: PaperResults,
+    corpus: str,
+    model: str,
+    length: int,
+    paper: Cell | None,
+    ours: Score,
+    control: bool = False,
+    printed: str | None = None,
 ) -> dict[str, Any]:
-    """The CSV record of a cell at full precision, with the paper's corpus, model and length and ours."""
+    """The CSV record of a cell at full precision; `printed` is the corpus of the paper's number, if it is another."""
     return {
         "corpus": corpus,
         "model": model,
@@ -74,6 +81,7 @@ def record(
         "our_model": results.spec(model, control),
         "our_length": results.length(length),
         "distances": "paper" if control else "scaled",
+        "paper_corpus": printed or corpus,
         "paper": paper and paper.value,
         "paper_deviation": paper and paper.deviation,
         "paper_mark": paper and paper.mark,

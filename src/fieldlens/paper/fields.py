@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fieldlens.paper.printed import receptive_fields
+from fieldlens.paper.printed import CORPORA, receptive_fields
 from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED
 from fieldlens.receptive.advice import coverage
@@ -28,13 +28,17 @@ def curves(results: PaperResults, models: Sequence[str], corpus: str, trained: i
 
 
 def reading(
-    results: PaperResults, models: Sequence[str], corpus: str, trained: int = TRAINED
+    results: PaperResults, models: Sequence[str], corpus: str, trained: int = TRAINED, printed_on: str | None = None
 ) -> tuple[Table, list[dict[str, Any]]]:
-    """A table of the curves, and its records: ERF / L_tr, coverage, and the theoretical receptive field."""
+    """A table of the curves, and its records: ERF / L_tr, coverage, and the theoretical receptive field.
+
+    `printed_on` is the corpus of the paper's figure, if it is another.
+    """
     printed, rows, records = receptive_fields(), [], []
+    printed_on = printed_on or corpus
     for model in models:
         field, spec = results.field(model, corpus, trained), results.spec(model)
-        paper = printed.get((corpus, model))
+        paper = printed.get((printed_on, model))
         window = parse(spec)[1].get("window")
         layers = results.study.whole[0].recipe.layers
         share = coverage(field)["share"] if field is not None else None
@@ -49,11 +53,13 @@ def reading(
             reach,
         ])  # fmt: skip
         records.append({
-            "corpus": corpus, "model": model, "spec": spec, "trained": length, "paper_erf": paper,
+            "corpus": corpus, "model": model, "spec": spec, "trained": length, "paper_corpus": printed_on,
+            "paper_erf": paper,
             "erf": field and field.erf(0.99), "saturated": field and field.saturated(), "coverage": share,
             "segments": field and len(field.norms_NT), "exact_trf": layers * (window - 1) + 1 if window else None,
         })  # fmt: skip
-    columns = ["model", "ERF / L_tr, paper", "ours", "ERF", "coverage", "TRF exact (paper's formula)"]
+    source = "paper" if printed_on == corpus else f"paper on {CORPORA[printed_on]}"
+    columns = ["model", f"ERF / L_tr, {source}", "ours", "ERF", "coverage", "TRF exact (paper's formula)"]
     return Table(columns, rows, f"{results.corpus_label(corpus)}: what the curves say"), records
 
 

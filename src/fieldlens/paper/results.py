@@ -78,6 +78,26 @@ class PaperResults:
         corpora = {job.recipe.corpus for job in self.study.whole}
         return name if name in corpora else STAND_INS[name]
 
+    @cached_property
+    def corpora(self) -> tuple[str, ...]:
+        """The paper's corpora, in the order in which the study runs them."""
+        by_ours = {self.corpus(name): name for name in ALL_CORPORA}
+        order = [by_ours[job.recipe.corpus] for job in self.study.whole if job.recipe.corpus in by_ours]
+        return tuple(dict.fromkeys([*order, *ALL_CORPORA]))
+
+    def corpora_beside(self, corpus: str) -> tuple[str, ...]:
+        """The corpora to show where the paper has one: beside ArXiv also the corpus that the study runs first."""
+        return tuple(dict.fromkeys((self.corpora[0], corpus))) if corpus == "arxiv" else (corpus,)
+
+    @property
+    def has_control(self) -> bool:
+        """Whether the study also trains models with the paper's own distances."""
+        return self.factor != 1 and bool(self.jobs(["t5"], ["arxiv"], control=True))
+
+    def paper_label(self, corpus: str, printed: str) -> str:
+        """What a cell contains: the paper's number, with its corpus if that is not the one of the row, and ours."""
+        return "paper · ours" if corpus == printed else f"paper on {CORPORA[printed]} · ours"
+
     def corpus_label(self, name: str) -> str:
         """The paper's name of a corpus, and ours if it differs: ArXiv | latex."""
         our_name = self.corpus(name)

@@ -34,7 +34,7 @@ VERSION = 1
 """Version of the configuration hashes."""
 
 EVALUATE = {
-    "lengths": list, "segments": int, "protocol": str, "window": int, "target_seed": int, "split": str,
+    "lengths": list, "segments": int, "protocol": str, "window": int, "method": str, "target_seed": int, "split": str,
     "models": list, **{name: option.kind for name, option in protocol_options().items()},
 }  # fmt: skip
 MEASURE = {
@@ -83,8 +83,10 @@ class Job:
         return _config_hash({"recipe": fields, **source_of(self.recipe.scheme)})
 
     def evaluation_hash(self, request: Mapping[str, Any]) -> str:
-        plan = EvalRequest(None, **request_fields(request)).plan(request["lengths"], None)
-        return _config_hash({"training": self.training_hash, **plan.about(), "split": request.get("split", "test")})
+        asked = EvalRequest(None, **request_fields(request))
+        about = {**asked.plan(request["lengths"], None).about(), "split": asked.split}
+        about |= {"method": asked.method} if asked.method else {}  # older hashes have no such key
+        return _config_hash({"training": self.training_hash, **about})
 
     @cached_property
     def measurement_hash(self) -> str | None:

@@ -21,7 +21,7 @@ from fieldlens.study.result_folder import RECORD, read_record
 from fieldlens.training.recipe import recipe_from
 
 REQUEST = {
-    "lengths": [positive], "segments?": positive, "protocol?": str, "split?": str,
+    "lengths": [positive], "segments?": positive, "protocol?": str, "split?": str, "method?": (str, None),
     **dict.fromkeys(("k?", "stride?", "window?"), (positive, None)), "target_seed?": int,
 }  # fmt: skip
 """The shape of an evaluation request."""
@@ -174,7 +174,7 @@ def _comparable(evaluations: Sequence[Evaluation]) -> list[list[Evaluation]]:
 def _description(request: dict[str, Any]) -> str:
     """An evaluation request in words: last-token, up to 4,096 tokens, 1,000 targets."""
     words = [request.get("protocol", "last-token")]
-    options = (*protocol_options(), "window", "target_seed")
+    options = (*protocol_options(), "window", "method", "target_seed")
     words += [f"{key} {request[key]}" for key in options if request.get(key) is not None]
     words += [f"{request['split']} split"] if request.get("split", "test") != "test" else []
     longest, count = max(request["lengths"]), request.get("segments", 1000)

@@ -30,36 +30,38 @@ class ThreeExperiments(Artifact):
     """Whether to add a control with the paper's own distances."""
 
     def jobs(self, results: PaperResults) -> list[Job]:
-        jobs = results.jobs(MODELS, [self.corpus])
-        if not self.control or results.factor == 1:
+        jobs = results.jobs(MODELS, results.corpora_beside(self.corpus))
+        if not self.control or not results.has_control:
             return jobs
         names = {job.name for job in jobs}
         return jobs + [job for job in results.jobs(MODELS, [self.corpus], control=True) if job.name not in names]
 
     def draw(self, results: PaperResults) -> Drawn:
         sheets, records = [], []
-        for control in (False, True) if self.control and results.factor != 1 else (False,):
+        parts = [(corpus, False) for corpus in results.corpora_beside(self.corpus)]
+        parts += [(self.corpus, True)] if self.control and results.has_control else []
+        for corpus, control in parts:
             for title, models in EXPERIMENTS.items():
-                sheet, sheet_records = self._sheet(results, title, models, control)
+                sheet, sheet_records = self._sheet(results, corpus, title, models, control)
                 sheets.append(sheet)
                 records += sheet_records
         return Drawn(sheets, records=records)
 
     def _sheet(
-        self, results: PaperResults, title: str, models: tuple[str, ...], control: bool
+        self, results: PaperResults, corpus: str, title: str, models: tuple[str, ...], control: bool
     ) -> tuple[Table, list[dict[str, Any]]]:
         printed, rows, records = cells(f"tab:{self.name}"), [], []
         for length in LENGTHS:
             row = [row_heading(results, length)]
             for model in models:
                 paper = printed[self.corpus, model, length]
-                ours = score(results, model, self.corpus, length, control=control)
+                ours = score(results, model, corpus, length, control=control)
                 row.append(both(paper, ours))
-                records.append(record(results, self.corpus, model, length, paper, ours, control))
+                records.append(record(results, corpus, model, length, paper, ours, control, self.corpus))
             rows.append(row)
         columns = [heading(spec_of(model), results.spec(model, control)) for model in models]
-        label = results.corpus_label(self.corpus)
-        content = "the paper's own distances, a control" if control else "paper · ours"
+        label = results.corpus_label(corpus)
+        content = "the paper's own distances, a control" if control else results.paper_label(corpus, self.corpus)
         unwindowed = control and models is WINDOWS
         notes = ["A window of the training length or more: trained without a window."] if unwindowed else []
         return Table(["L_ex / L_tr", *columns], rows, f"{label}: {title} ({content})", notes), records

@@ -28,7 +28,7 @@ class EfficientInference(Artifact):
 
     def draw(self, results: PaperResults) -> Drawn:
         printed, records, sheets = cells(f"tab:{self.name}"), [], []
-        pairs = [(corpus, model) for corpus in ALL_CORPORA for model in MODELS]
+        pairs = [(corpus, model) for corpus in results.corpora for model in MODELS]
         columns = ["L_ex / L_tr", *(f"{results.corpus_label(corpus)}: {model}" for corpus, model in pairs)]
         for window in (True, False):
             rows = []

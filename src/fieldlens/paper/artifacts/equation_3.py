@@ -52,9 +52,10 @@ class Equation3(Artifact):
 
     def draw(self, results: PaperResults) -> Drawn:
         content = parts_of(results)
-        if content is None:
-            return Drawn()
         columns = ["", *PARTS, "correlation of the positional part with p_m·p_n"]
+        if content is None:
+            rows = [[words, *["–"] * (len(columns) - 1)] for words in SIDES.values()]
+            return Drawn([Table(columns, rows, "share of the variance of the scores")])
         rows = [
             [words, *(f"{content[side]['shares'][part]:.1%}" for part in PARTS), f"{content[side]['similarity']:.2f}"]
             for side, words in SIDES.items()

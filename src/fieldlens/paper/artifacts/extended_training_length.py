@@ -3,13 +3,13 @@
 from fieldlens.paper.artifact import Artifact, Drawn
 from fieldlens.paper.cells import both, record, row_heading, score
 from fieldlens.paper.printed import cells
-from fieldlens.paper.results import TWO_CORPORA, PaperResults
+from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED
 from fieldlens.reporting.table import Table
 from fieldlens.study.plan import Job
 
-LONGER_TRAINING = {"shift:6": 2048, "window:160": 1024}
-"""Models that fail to extrapolate, and the longer training length of each."""
+LONGER_TRAINING = {"shift:6": 2048, "window:160": 1024, "shift:8": 2048, "window:320": 2048}
+"""Models that fail to extrapolate, and the longer training length of each; the paper prints the first two."""
 LENGTHS = (2048, 4096, 8192)
 
 
@@ -18,27 +18,29 @@ class ExtendedTrainingLength(Artifact):
     title = "Failed cases fixed by a longer training length, and what that costs"
 
     def jobs(self, results: PaperResults) -> list[Job]:
-        longer = [
-            job for model, trained in LONGER_TRAINING.items() for job in results.jobs([model], TWO_CORPORA, trained)
-        ]
-        return longer + results.jobs(list(LONGER_TRAINING), TWO_CORPORA)
+        longer, first = [], []
+        for model, corpus in _pairs(results):
+            longer += results.jobs([model], [corpus], LONGER_TRAINING[model])
+            first += results.jobs([model], [corpus])
+        return longer + first
 
     def draw(self, results: PaperResults) -> Drawn:
         printed, records, rows = cells(f"tab:{self.name}"), [], []
-        pairs = [(model, corpus) for model in LONGER_TRAINING for corpus in TWO_CORPORA]
+        pairs = _pairs(results)
         for length in LENGTHS:
             row = [row_heading(results, length)]
             for model, corpus in pairs:
-                paper, ours = (
-                    printed[corpus, model, length],
-                    score(results, model, corpus, length, LONGER_TRAINING[model]),
-                )
+                on = _printed_on(corpus)
+                paper = printed.get((on, model, length))
+                ours = score(results, model, corpus, length, LONGER_TRAINING[model])
                 row.append(both(paper, ours))
-                cell = record(results, corpus, model, length, paper, ours)
+                cell = record(results, corpus, model, length, paper, ours, printed=on)
                 records.append({**cell, "trained": results.length(LONGER_TRAINING[model])})
             rows.append(row)
         columns = [f"{results.label(model)}, {results.corpus_label(corpus)}" for model, corpus in pairs]
-        main = Table(["L_ex / the others' L_tr", *columns], rows, "trained on longer sequences (paper · ours)")
+        beside = any(_printed_on(corpus) != corpus for _, corpus in pairs)
+        notes = ["Beside our numbers on code are the paper's on ArXiv."] if beside else []
+        main = Table(["L_ex / the others' L_tr", *columns], rows, "trained on longer sequences (paper · ours)", notes)
         cost = [self._cost(results, model, corpus) for model, corpus in pairs]
         headings = ["model", "L_tr", "perplexity at the longest", "longest / own L_tr", "99% within", "training time"]
         return Drawn(
@@ -58,6 +60,18 @@ class ExtendedTrainingLength(Artifact):
             ),
             "× " + ", ".join(f"{ratio:.2f}" for ratio in ratios) if ratios else "–",
         ]
+
+
+def _pairs(results: PaperResults) -> list[tuple[str, str]]:
+    """Models and corpora for which the study has runs with the longer training length."""
+    corpora = (*results.corpora_beside("arxiv"), "openwebtext2")
+    pairs = [(model, corpus) for model in LONGER_TRAINING for corpus in corpora]
+    return [(model, corpus) for model, corpus in pairs if results.jobs([model], [corpus], LONGER_TRAINING[model])]
+
+
+def _printed_on(corpus: str) -> str:
+    """The corpus of the paper's number beside ours."""
+    return "arxiv" if corpus == "github" else corpus
 
 
 _COST = (

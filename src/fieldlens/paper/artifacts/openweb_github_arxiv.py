@@ -20,6 +20,8 @@ from fieldlens.study.plan import Job
 FREE = ("sandwich", "smoothed", "alibi", "alibi:slope_floor=0.01", "sinusoidal", "rotary")
 LEARNED = ("kerple", "t5")
 MODELS = (*FREE, *LEARNED)
+PRINTED = tuple(model for model in MODELS if ":" not in model)
+"""The models that the paper's table has; the others are shown if the study trains them."""
 WITH_CONTROL = ("alibi", "alibi:slope_floor=0.01", "t5")
 """Schemes whose options contain a distance; these have a control."""
 
@@ -31,18 +33,19 @@ class MainTable(Artifact):
     def jobs(self, results: PaperResults) -> list[Job]:
         jobs = results.jobs(MODELS, ALL_CORPORA)
         names = {job.name for job in jobs}
-        return jobs + [job for job in results.jobs(WITH_CONTROL, ["arxiv"], control=True) if job.name not in names]
+        controls = results.jobs(WITH_CONTROL, ["arxiv"], control=True) if results.has_control else []
+        return jobs + [job for job in controls if job.name not in names]
 
     def draw(self, results: PaperResults) -> Drawn:
         printed, sheets, records, tested, figures = cells(f"tab:{self.name}"), [], [], [], {}
-        for corpus in ALL_CORPORA:
+        for corpus in results.corpora:
             compared = comparison(results, corpus)
             has_sandwich = compared and compared.groups[0].name == results.spec("sandwich")
             against = compared if has_sandwich else None  # without Sandwich there are no tests
             marks = {(cell["group"], cell["length"]): cell["mark"] for cell in against.cells} if against else {}
             rows = []
-            models = [(model, False) for model in MODELS]
-            models += [(model, True) for model in WITH_CONTROL if corpus == "arxiv" and results.factor != 1]
+            models = [(model, False) for model in MODELS if model in PRINTED or results.jobs([model], ALL_CORPORA)]
+            models += [(model, True) for model in WITH_CONTROL if corpus == "arxiv" and results.has_control]
             for name, control in models:
                 spec, row = results.spec(name, control), []
                 for length in LENGTHS:

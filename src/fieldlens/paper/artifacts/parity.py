@@ -65,9 +65,8 @@ class Parity(Artifact):
             ]
         columns = ["scheme", "1 to 20 bits", *(f"{bits} bits" for bits in TABLE_BITS), "seeds"]
         note = f"Chance is {CHANCE:.0%}. Training strings begin with one bit and grow as the longest are mastered."
-        return Drawn(
-            [Table(columns, rows, "part of the strings answered rightly", (note,))], {"": _figure(results)}, records
-        )
+        figures = {"": _figure(results)} if records else {}
+        return Drawn([Table(columns, rows, "part of the strings answered rightly", (note,))], figures, records)
 
 
 def _cell(values: list[float]) -> str:

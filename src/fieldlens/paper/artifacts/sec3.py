@@ -23,16 +23,22 @@ class CumulativeGradients(Artifact):
     models: ClassVar[tuple[str, ...]]
 
     def jobs(self, results: PaperResults) -> list[Job]:
-        return results.jobs(self.models, [self.corpus])
+        return results.jobs(self.models, results.corpora_beside(self.corpus))
 
     def picture(self, curves: Sequence[Curve]) -> Figure:
         return figure_of(field_curves(curves))
 
     def draw(self, results: PaperResults) -> Drawn:
-        sheet, records = reading(results, self.models, self.corpus)
-        measured = curves(results, self.models, self.corpus)
-        figures = {"": on_corpus(self.picture(measured), results.corpus_label(self.corpus))} if measured else {}
-        return Drawn([sheet], figures, records)
+        sheets, figures, records = [], {}, []
+        corpora = results.corpora_beside(self.corpus)
+        for corpus in corpora:
+            sheet, sheet_records = reading(results, self.models, corpus, printed_on=self.corpus)
+            sheets.append(sheet)
+            records += sheet_records
+            if measured := curves(results, self.models, corpus):
+                suffix = f"-{results.corpus(corpus)}" if len(corpora) > 1 else ""
+                figures[suffix] = on_corpus(self.picture(measured), results.corpus_label(corpus))
+        return Drawn(sheets, figures, records)
 
 
 class ArXivWindows(CumulativeGradients):

@@ -38,16 +38,18 @@ class Sinusoidal(Artifact):
     title = "Cumulative gradient of Sinusoidal on ArXiv at two training lengths"
 
     def jobs(self, results: PaperResults) -> list[Job]:
-        return [job for model, trained in VARIANTS for job in results.jobs([model], ["arxiv"], trained)]
+        return [job for model, trained in VARIANTS for job in results.jobs([model], results.corpora[:1], trained)]
 
     def draw(self, results: PaperResults) -> Drawn:
-        labelled, records, rows = [], [], []
+        labelled, records, rows, corpus = [], [], [], results.corpora[0]
         for model, trained in VARIANTS:
+            if not results.jobs([model], [corpus], trained):
+                continue
             scale = ", scale 0.02" if ":" in model else ""
             label = f"L_tr {trained} | {results.length(trained)}{scale}"
-            labelled += [curve._replace(label=label) for curve in curves(results, [model], "arxiv", trained)]
-            records += reading(results, [model], "arxiv", trained)[1]
-            field = results.field(model, "arxiv", trained)
+            labelled += [curve._replace(label=label) for curve in curves(results, [model], corpus, trained)]
+            records += reading(results, [model], corpus, trained)[1]
+            field = results.field(model, corpus, trained)
             if field is None:
                 rows.append([label, "–", "–", "–"])
                 continue
@@ -55,6 +57,6 @@ class Sinusoidal(Artifact):
             records[-1] |= {"jump_at": position, "jump_times": weight}
             rows.append([label, f"{field.within(results.length(trained)):.1%}", f"{position:,}", f"× {weight:.1f}"])
         columns = ["trained on", "coverage", "jump at token", "of the mean"]
-        sheet = Table(columns, rows, f"{results.corpus_label('arxiv')}: the jump")
-        figures = {"": on_corpus(position_curves(labelled), results.corpus_label("arxiv"))} if labelled else {}
+        sheet = Table(columns, rows, f"{results.corpus_label(corpus)}: the jump")
+        figures = {"": on_corpus(position_curves(labelled), results.corpus_label(corpus))} if labelled else {}
         return Drawn([sheet], figures, records)
