@@ -33,7 +33,7 @@ BUGS = [
     ("a damaged manifest is somebody else's", "storage/folders.py", " or text.count(b'\"sha256\": \"') > 1", ""),
     ("a row without a seal is believed", "storage/run_dir.py", "row if row.keys() <= _UNSEALED else {}", "row"),
     ("an estimate for every window", "receptive/measure_models.py", "_without_estimates(session.watch))", "session.watch)"),
-    ("a plugin that adds nothing", "schemes/validation.py", "if original.score_factor == 1 and all(", "if original.score_factor != 1 and all("),
+    ("a plugin that adds nothing", "schemes/validation.py", "if original.score_factor == 1 and not arguments:", "if original.score_factor != 1 and not arguments:"),
     ("more than the budget", "receptive/budget.py", "<= RESERVE * seconds", "<= 9 * seconds"),
     ("a model called model", "models/origin.py", "r\"model|weights|", "r\"weights|"),
     ("numbers with exponents", "reporting/table.py", "10**digits <= abs(value) < 1e6", "abs(value) > 1e6"),

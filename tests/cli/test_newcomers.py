@@ -52,6 +52,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
     [
         # a wrong path
         ("measure nowhere", "does not exist: give a run folder, a Hugging Face folder or id (owner/name), or a .gguf"),
+        ("measure corpus/../mistrl", "does not exist: did you mean 'corpus/../mistral'? give a run folder"),
         ("measure notes", "notes is a file but not a .gguf: give a run folder, a Hugging Face folder"),
         ("measure empty", "empty is not a model: it contains neither a config.json nor a run"),
         ("measure mistral --text nowhere.txt", "nowhere.txt is not a file: --text takes a text or JSONL file"),
@@ -73,6 +74,9 @@ def refused(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("train --preset glanse --out runs/x", "did you mean 'glance'? allowed: glance"),
         ("study dmeo", "did you mean 'demo'? allowed: demo"),
         ("measur mistral", 'Did you mean "measure"?'),
+        ("train --preset smok", "unknown preset 'smok': did you mean 'smoke'?"),
+        ("train --preset smoke", "--out is missing: give the folder of the run, such as --out runs/smoke"),
+        ("measure mistral --device cuda:9", "use --device cpu or auto instead of cuda:9"),
         # too long a length
         ("measure gpt2 --text text.txt --length 500", "exceeds the 64 positions of gpt2: use at most 64"),
         ("measure mistral --text short.txt --length 500", "has 11 tokens; use --length 10 or less, or a longer text"),
@@ -116,7 +120,7 @@ def test_a_folder_without_runs_explains_how_to_create_one(capsys: pytest.Capture
 
 
 def test_an_unreachable_hub_is_reported_at_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     hosts = []
 
@@ -127,9 +131,12 @@ def test_an_unreachable_hub_is_reported_at_once(
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
     monkeypatch.setattr("fieldlens.models.hub.getproxies", dict)
     code, message = refused(capsys, "measure some-body/no-model")
-    assert "some-body/no-model cannot be loaded" in message
+    assert "there is no folder 'some-body/no-model'; from the Hugging Face hub some-body/no-model cannot" in message
     assert code == 2
     assert len(hosts) <= 2  # no repeated retries
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert "there is no folder 'runz/first'; did you mean 'runs/first'? " in refused(capsys, "measure runz/first")[1]
 
 
 @pytest.mark.parametrize(

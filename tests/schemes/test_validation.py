@@ -22,7 +22,7 @@ from fieldlens.models.loading import load
 from fieldlens.models.origin import find_model
 from fieldlens.schemes import base, discovery
 from fieldlens.schemes.spec import source_of
-from fieldlens.schemes.validation import check_scheme, unused_parameters
+from fieldlens.schemes.validation import check_scheme, scheme_warnings, unused_parameters
 from fieldlens.study import job
 from fieldlens.study.executors import Order
 from fieldlens.training.loop import train
@@ -88,6 +88,21 @@ def test_invalid_outputs_are_refused_before_training(declare: Declare, body: str
 def test_a_row_for_all_heads_and_an_edge_are_valid(declare: Declare) -> None:
     declare(method("bias", "torch.where(d < 3, 0.0, -torch.inf)[None]"))
     check_scheme("mine", 4, 8)
+
+
+def test_a_learned_bias_may_start_at_zero(declare: Declare) -> None:
+    zeros = BUILT + "        self.table = nn.Parameter(torch.zeros(heads, 512))\n"
+    declare(zeros + method("bias", "self.table[:, d.clamp(max=511)]"))
+    check_scheme("mine", 4, 8)
+    assert scheme_warnings("mine", 4, 8) == []
+
+
+def test_a_method_that_returns_nothing_here_is_a_warning(declare: Declare, capsys: pytest.CaptureFixture[str]) -> None:
+    """Positions of the check are small: a scheme may add nothing to them."""
+    declare(method("bias", "-d[None] / 9.0 if d.max() > 99 else None"))
+    main(["schemes", "mine"])
+    assert "warning: 'mine' adds nothing to 4 tokens: bias() returned None\n" in capsys.readouterr().err
+    assert scheme_warnings("alibi/none", 4, 8) == []
 
 
 def test_the_listing_validates_and_warns_of_parameters_without_a_gradient(

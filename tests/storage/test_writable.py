@@ -36,7 +36,9 @@ def test_what_cannot_be_a_folder_is_bad_input(tmp_path: Path) -> None:
 def test_a_place_that_refuses_or_is_full_is_an_error_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NotWritable, match="--out /proc/fieldlens cannot be written"):
+    with pytest.raises(
+        NotWritable, match="--out /proc/fieldlens cannot be written, because /proc takes no new files: choose"
+    ):
         check_folder(SEALED)
 
     def full(**options: Any) -> Any:

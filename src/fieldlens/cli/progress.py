@@ -1,4 +1,4 @@
-"""Progress of long computations: an estimate, then a progress bar on a terminal or a line every ten seconds."""
+"""Progress of long computations: an estimate, then a progress bar on a terminal or a line per change."""
 
 import time
 from typing import Any
@@ -11,6 +11,9 @@ from fieldlens.core.events import Event
 from fieldlens.core.format import format_bytes, format_duration
 
 EVERY = 10.0
+"""Seconds between lines, at least."""
+STEP = 0.1
+"""Share of a computation after which a line is printed, if its part has not changed before."""
 
 
 class Watcher:
@@ -29,6 +32,8 @@ class Watcher:
         )
         self.task = self.progress.add_task("", total=None)
         self.stage, self.last = "", time.monotonic()
+        self.printed = ("", 0.0)
+        """Part and share done in the last line of a stage."""
         self.start: tuple[float, float] | None = None
         """Time of the first report of a stage, and the amount done by then."""
 
@@ -47,9 +52,11 @@ class Watcher:
         match event:
             case events.Note(text):
                 self.console.print(text, style="dim", markup=False, soft_wrap=True)  # a command can be copied
-            case events.Stage(name):
-                self.stage, self.start = name, None
-                self.progress.reset(self.task, description=name, total=None)
+            case events.Stage(name, activity):
+                self.stage, self.start, self.printed = name, None, ("", 0.0)
+                self.progress.reset(self.task, description=str(event), total=None)
+                if activity and not self.console.is_terminal:
+                    self.console.print(f"{event} …", markup=False)
             case events.Estimate(seconds, memory, with_weights):
                 kind = "of memory" if with_weights else "in addition to the weights"
                 self._print(f"about {format_duration(seconds)}, {format_bytes(memory)} {kind}")
@@ -73,9 +80,11 @@ class Watcher:
         self.progress.update(self.task, completed=event.done, total=event.total, description=text)
         now = time.monotonic()
         self.start = self.start or (now, event.done)
-        if event.done > self.start[1] and self._line_is_due():
+        share, (part, before) = event.done / event.total, self.printed
+        changed = event.part != part or share >= before + STEP
+        if event.done > self.start[1] and changed and self._line_is_due():
+            self.printed = (event.part, share)
             left = (now - self.start[0]) * (event.total - event.done) / (event.done - self.start[1])
-            share = event.done / event.total
             self.console.print(f"{text}: {share:.0%} done, {format_duration(left)} left", markup=False)
 
     def _show_step(self, event: events.TrainingStep) -> None:

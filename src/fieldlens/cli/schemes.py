@@ -61,7 +61,7 @@ def schemes(
     from fieldlens.reporting.plots import bias_by_distance, check_format
     from fieldlens.schemes.discovery import registry
     from fieldlens.schemes.spec import cycle, scheme
-    from fieldlens.schemes.validation import check_scheme
+    from fieldlens.schemes.validation import check_scheme, scheme_warnings
     from fieldlens.storage.writable import check_file
 
     device, dtype = machine.start()
@@ -79,7 +79,8 @@ def schemes(
     entries = dict.fromkeys(entry for spec in specs or registry() for entry in cycle(spec))
     for entry in entries:
         check_scheme(entry, heads, head_width)
-        _warn_unused(entry, heads, head_width)
+        for warning in scheme_warnings(entry, heads, head_width):
+            console(stderr=True).print(f"warning: {warning}", markup=False)
     built = [scheme(entry, heads, head_width).to(device) for entry in entries]
     report: dict[str, Any] = {
         "heads": heads,
@@ -97,16 +98,6 @@ def schemes(
             _draw(biases, plot, heatmap, head or (heads if heatmap or fit else None), log, report.get("fits", []))
             report["plot"] = str(plot)
     _print(report, as_json)
-
-
-def _warn_unused(spec: str, heads: int, head_width: int) -> None:
-    """Warn of learned parameters that would never change in training."""
-    from fieldlens.schemes.validation import unused_parameters
-
-    if names := unused_parameters(spec, heads, head_width):
-        console(stderr=True).print(
-            f"warning: '{spec}' has parameters without a gradient: {', '.join(names)}", markup=False
-        )
 
 
 def _check_memory(count: int, heads: int, length: int, heatmap: bool) -> None:

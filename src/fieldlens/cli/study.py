@@ -251,6 +251,8 @@ class StudyScreen:
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
         self.is_live = not quiet and self.console.is_terminal
         self.states: dict[str, str] = {}
+        self.summary = ""
+        """The summary that was printed last."""
         self.forecast, self.summarised, self.updated = forecast(study, paths), time.monotonic(), 0.0
 
     def __enter__(self) -> "StudyScreen":
@@ -297,6 +299,7 @@ class StudyScreen:
         for row in changed:
             self.console.print(line(row), markup=False, soft_wrap=True)
         unfinished = any(row["seconds_left"] for row in rows)
-        if unfinished and (now - self.summarised > EVERY or not self.states):
-            self.summarised = now
-            self.console.print(headline(self.study, rows, self.workers), markup=False, soft_wrap=True)
+        text = headline(self.study, rows, self.workers)
+        if unfinished and text != self.summary and (now - self.summarised > EVERY or not self.states):
+            self.summarised, self.summary = now, text
+            self.console.print(text, markup=False, soft_wrap=True)

@@ -24,7 +24,7 @@ Changes.__doc__, Changes.__module__ = Recipe.__doc__, __name__
 
 def train(
     *,
-    out: Path,
+    out: Path | None = None,
     preset: str = "glance",
     resume: bool = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
@@ -41,7 +41,7 @@ def train(
     Parameters
     ----------
     out
-        Output folder of the run.
+        Output folder of the run; required.
     preset
         Preset to start from: smoke (seconds), glance (1.5 minutes), pocket (about 12 minutes) or paper (162 M
         parameters).
@@ -50,7 +50,11 @@ def train(
     as_json
         Print the final status of the run as JSON.
     """
+    from fieldlens.core.errors import BadInput
+
     chosen_recipe = recipe(preset, **dataclasses.asdict(changes))
+    if out is None:  # after the preset: its name is the likelier mistake
+        raise BadInput(f"--out is missing: give the folder of the run, such as --out runs/{preset}")
     from fieldlens.storage.run_dir import Run
     from fieldlens.training.loop import train as train_decoder
     from fieldlens.training.update import Diverged

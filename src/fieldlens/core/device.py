@@ -72,8 +72,10 @@ class Machine:
             message = str(error).splitlines()[0]
             kind = self.device.partition(":")[0]
             absent = kind in ("cuda", "mps", "xpu") and not getattr(torch, kind).is_available()
-            cause = f"this machine has no usable {kind} device, or this torch was built without it; " if absent else ""
-            raise BadInput(f"device '{self.device}' cannot be used: {cause}{message}") from None
+            if absent:
+                cause = f"this machine has no usable {kind} device, or this torch was built without it"
+                raise BadInput(f"{cause}: use --device cpu or auto instead of {self.device} ({message})") from None
+            raise BadInput(f"device '{self.device}' cannot be used: {message}") from None
         return device
 
     def choose_dtype(self, device: "torch.device") -> "torch.dtype":

@@ -10,9 +10,13 @@ class Event:
 
 @dataclass(frozen=True)
 class Stage(Event):
-    """Work on a model begins."""
+    """Work on a model begins; an activity is what happens before its progress can be measured, such as loading."""
 
     name: str
+    activity: str = ""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.name, self.activity)))
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -98,8 +100,29 @@ def hub_is_reachable() -> bool:
 def loading(name: str) -> AbstractContextManager[None]:
     """Turn any error while a model or tokenizer is loaded into one line."""
     absent = HUB_ID.fullmatch(name) and not Path(name).exists()
-    cause = f"there is no folder '{name}', and from the Hugging Face hub " if absent else ""
+    cause = f"there is no folder '{name}'; {suggestion(Path(name))}from the Hugging Face hub " if absent else ""
     return reraise_as_bad_input(f"{cause}{name} cannot be loaded", explain=_explain)
+
+
+def suggestion(path: Path) -> str:
+    """A question that names a similar path; empty if there is none."""
+    similar = similar_path(path)
+    return f"did you mean '{similar}'? " if similar else ""
+
+
+def similar_path(path: Path) -> Path | None:
+    """A path that exists and differs from this one by misspelled names; None if there is none."""
+    place = Path(path.anchor)
+    for name in path.parts[bool(path.anchor) :]:
+        if os.path.lexists(place / name):
+            place /= name
+            continue
+        names = [entry.name for entry in place.iterdir()] if os.access(place, os.R_OK) and place.is_dir() else []
+        close = get_close_matches(name, names, 1)
+        if not close:
+            return None
+        place /= close[0]
+    return place if place != path else None
 
 
 def _explain(error: BaseException) -> str:

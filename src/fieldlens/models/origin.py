@@ -11,7 +11,7 @@ from pathlib import Path
 from fieldlens.core.errors import BadInput
 from fieldlens.core.format import HUB_ID
 from fieldlens.models.gguf_metadata import tokenizer_facts
-from fieldlens.models.hub import converted_tokenizer, fetched_tokenizer, require_gguf
+from fieldlens.models.hub import converted_tokenizer, fetched_tokenizer, require_gguf, suggestion
 from fieldlens.storage.atomic import hash_of
 from fieldlens.storage.records import OriginRecord
 from fieldlens.storage.run_dir import Run
@@ -99,7 +99,7 @@ def find_model(text: str) -> Origin:
         return Origin(text, text, None)
     allowed = "give a run folder, a Hugging Face folder or id (owner/name), or a .gguf file"
     problem = f"{text} is a file but not a .gguf" if path.is_file() else f"model '{text}' does not exist"
-    raise BadInput(f"{problem}: {allowed}")
+    raise BadInput(f"{problem}: {suggestion(path)}{allowed}")
 
 
 def name_of(path: Path) -> str:

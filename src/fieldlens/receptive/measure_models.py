@@ -67,7 +67,7 @@ def measure_all(
     removes them (`remove_journals`) once it has written the result.
     """
     start = time.monotonic()
-    watch(Stage("reading the text"))
+    watch(Stage("", "reading the text"))
     origins = [find_model(name) for name in models]
     for origin in origins:
         if origin.diverged:
@@ -103,7 +103,7 @@ class _Session(NamedTuple):
 
 
 def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, session: _Session) -> Measurement:
-    session.watch(Stage(f"{name}: loading"))
+    session.watch(Stage(name, "loading"))
     model = load(origin, session.device, session.dtype, request.train_length)
     if request.method is not None:
         model, name = for_good(model, request.method, text.bos), f"{name} + {request.method}"

@@ -16,7 +16,7 @@ TOKENS = 4
 
 
 def check_scheme(spec: str, heads: int, head_width: int, train_length: int | None = None) -> None:
-    """Raise `BadInput` if a scheme adds nothing, or returns wrong shapes, NaN, or values outside of its state dict.
+    """Raise `BadInput` if a scheme overrides nothing, or returns wrong shapes, NaN, or values it does not save.
 
     Of a layer pattern, every scheme is checked.
     """
@@ -31,11 +31,9 @@ def _check_outputs(original: Scheme, copy: Scheme) -> None:
     for module in (original, copy):  # both, because loading also projects
         module.load_state_dict(state)
     arguments = _arguments(original)
-    if original.score_factor == 1 and all(
-        _table(original, method, pair[0]) is None for method, pair in arguments.items()
-    ):
+    if original.score_factor == 1 and not arguments:
         raise BadInput(
-            f"scheme '{original.spec}' would train as 'none': it returns nothing from embedding(), angles(), bias() or "
+            f"scheme '{original.spec}' would train as 'none': it overrides neither embedding(), angles(), bias() nor "
             "another method of Scheme; override at least one of them (is a name misspelled?)"
         )
     for method, (inputs, expected) in arguments.items():
@@ -51,6 +49,20 @@ def _check_outputs(original: Scheme, copy: Scheme) -> None:
             raise BadInput(f"{source} returned NaN or inf: {table.flatten()[:TOKENS].tolist()}")
         if not torch.equal(table, copied_table):
             raise BadInput(f"{source} uses values that are neither parameters nor buffers: they would not be saved")
+
+
+def scheme_warnings(spec: str, heads: int, head_width: int, train_length: int | None = None) -> list[str]:
+    """What is valid but may be a mistake: parameters without a gradient, methods that all return None."""
+    warnings = []
+    if names := unused_parameters(spec, heads, head_width, train_length):
+        warnings.append(f"'{spec}' has parameters without a gradient: {', '.join(names)}")
+    for entry in dict.fromkeys(cycle(spec)):
+        module = scheme(entry, heads, head_width, train_length).eval()
+        arguments = {} if is_built_in(type(module)) else _arguments(module)
+        if arguments and all(_table(module, method, inputs) is None for method, (inputs, _) in arguments.items()):
+            methods = ", ".join(f"{method}()" for method in arguments)
+            warnings.append(f"'{entry}' adds nothing to {TOKENS} tokens: {methods} returned None")
+    return warnings
 
 
 def unused_parameters(spec: str, heads: int, head_width: int, train_length: int | None = None) -> list[str]:

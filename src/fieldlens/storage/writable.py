@@ -30,7 +30,8 @@ def check_folder(path: Path, flag: str = "--out") -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OSError(error.errno, error.strerror, str(path)) from None
-        raise NotWritable(f"{flag} {path} cannot be written: {error.strerror}") from None
+        remedy = f"choose another folder ({error.strerror})"
+        raise NotWritable(f"{flag} {path} cannot be written, because {place} takes no new files: {remedy}") from None
 
 
 def check_file(path: Path, flag: str) -> None:

@@ -22,7 +22,7 @@ from fieldlens.data.corpus import BUILT_IN, open_corpus
 from fieldlens.data.tokens import TokenizedCorpus, tokenize, unigram_perplexity
 from fieldlens.models.size import LAYER_BYTES, check_memory, least_parameters
 from fieldlens.schemes.spec import canonical, source_of
-from fieldlens.schemes.validation import unused_parameters
+from fieldlens.schemes.validation import scheme_warnings
 from fieldlens.storage.checkpoints import checkpoints_in, newest_checkpoint, save_checkpoint
 from fieldlens.storage.folders import is_whole, write_folder
 from fieldlens.storage.provenance import provenance
@@ -91,8 +91,8 @@ def train(
             trainer = Trainer(
                 recipe, tokens, device, dtype, world, checkpointing=options.checkpointing, compile=options.compile
             )
-            if names := unused_parameters(recipe.scheme, recipe.heads, recipe.width // recipe.heads, recipe.length):
-                watch(Warned(f"'{recipe.scheme}' has parameters without a gradient: {', '.join(names)}"))
+            for warning in scheme_warnings(recipe.scheme, recipe.heads, recipe.width // recipe.heads, recipe.length):
+                watch(Warned(warning))
             check_dtype(run, config, trainer)
             restore(trainer, run, watch)
             if world.leads:
