@@ -134,3 +134,17 @@ def test_the_page_of_protocols_lists_every_option() -> None:
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}`")]
         for field in dataclasses.fields(cls):
             assert f"`--{field.name}`" in row, f"the row of {name} lacks --{field.name}"
+
+
+def test_consecutive_contexts_are_nearly_the_length() -> None:
+    chosen = protocol("consecutive", k=32)
+    anchor, targets = Anchor(3, 2048), [Anchor(3, offset) for offset in range(2048, 2080)]
+    for length, count in ((16, 32), (64, 8), (100, 6), (512, 1), (2048, 1)):
+        excerpts = chosen.excerpts(anchor, length, 2048)
+        assert len(excerpts) == count
+        assert [target for excerpt in excerpts for target in excerpt.targets()] == targets
+        for excerpt in excerpts:
+            assert excerpt.stop - excerpt.start == length  # the last target of an excerpt has the whole length
+            assert excerpt.scored <= max(1, length / 16)
+    with pytest.raises(BadInput, match="k must be at least 1, got 0"):
+        protocol("consecutive", k=0)

@@ -2,7 +2,9 @@
 
 import json
 import shlex
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from short_training import short_runs
 
 from fieldlens.cli import main
 from fieldlens.core.errors import BadInput
-from fieldlens.receptive import measure_models
+from fieldlens.receptive import measure_models, rounds
 from fieldlens.receptive.budget import MIN_SEGMENTS, MIN_TARGETS, MIN_WINDOWS, RESERVE, Budget, Costs, explicit_command
 from fieldlens.receptive.request import MeasureRequest
 from fieldlens.receptive.runner import GradientRunner
@@ -34,15 +36,18 @@ def _here(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_the_cost_by_hand() -> None:
-    costs = Costs(gradient=3.0, forward=1.0, details=10)
+    costs = Costs(gradient=3.0, forward=1.0, details=10, length=64, windowed=2.0)
     assert costs.seconds(MeasureRequest(segments=20), 0) == 3 * 30
-    assert costs.seconds(MeasureRequest(segments=20, plain=True, check=True, targets=50), 4) == 3 * 20 + 50 * 6
+    request = MeasureRequest(segments=20, plain=True, check=True, targets=50)  # 10 segments of 5 targets
+    # at lengths 16, 32 and 64, the last 1, 2 and 4 tokens of an excerpt count: 5, 3 and 2 excerpts
+    contexts = (5 * 16 + 3 * 32 + 2 * 64) / 64
+    assert costs.seconds(request, 4) == pytest.approx(3 * 20 + 10 * (contexts + 4 * 2.0))
     assert costs.seconds(MeasureRequest(segments=20, plain=True, probe=True), 0) == 3 * 20 + 2 * 20
 
 
 @given(st.floats(0.001, 30), st.floats(0.001, 10), st.floats(1, 3600), st.booleans())
 def test_what_is_chosen_fits_or_is_the_smallest(gradient: float, forward: float, seconds: float, check: bool) -> None:
-    request, costs = MeasureRequest(check=check), Costs(gradient, forward, 20)
+    request, costs = MeasureRequest(check=check), Costs(gradient, forward, 20, 512)
     chosen, fits = Budget(10).fit(request, costs, WINDOWS if check else (), seconds)
     used = len(WINDOWS if chosen.windows is None else chosen.windows) if check else 0
     assert fits == (costs.seconds(chosen, used) <= RESERVE * seconds)
@@ -52,20 +57,21 @@ def test_what_is_chosen_fits_or_is_the_smallest(gradient: float, forward: float,
 
 
 def test_windows_go_first_then_counts_then_details() -> None:
-    request, costs = MeasureRequest(check=True), Costs(0.1, 0.1, 20)
+    request, costs = MeasureRequest(check=True), Costs(0.1, 0.1, 20, 512)
     full = costs.seconds(request, len(WINDOWS)) / RESERVE
     assert Budget(10).fit(request, costs, WINDOWS, full + 1) == (request, True)
     chosen, _ = Budget(10).fit(request, costs, WINDOWS, 0.7 * full)
-    assert (chosen.segments, chosen.targets, chosen.plain) == (20, 200, False)
-    assert chosen.windows == WINDOWS[-4:]  # the largest ones
+    assert (chosen.segments, chosen.targets, chosen.plain) == (20, 1600, False)
+    assert chosen.windows == WINDOWS[-3:]  # the largest ones
     chosen, _ = Budget(10).fit(request, costs, WINDOWS, 0.3 * full)
-    assert chosen.targets < 200
+    assert chosen.targets < 1600
+    assert chosen.targets % MIN_TARGETS == 0
     assert not chosen.plain
 
 
 def test_what_the_user_gave_stays() -> None:
     request = MeasureRequest(check=True, targets=500, segments=30, windows=(8,))
-    chosen, fits = Budget(1, frozenset({"targets", "segments", "windows"})).fit(request, Costs(9, 9, 20), (8,), 60)
+    chosen, fits = Budget(1, frozenset({"targets", "segments", "windows"})).fit(request, Costs(9, 9, 20, 512), (8,), 60)
     assert (chosen.targets, chosen.segments, chosen.windows, fits) == (500, 30, (8,), False)
 
 
@@ -86,19 +92,26 @@ def test_the_command_writes_out_every_count() -> None:
 def test_the_printed_command_gives_the_same_numbers(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Costs(gradient=1.0, forward=0.2, details=20)
+    slow = Costs(gradient=1.0, forward=0.2, details=20, length=64)
+    seconds = iter(range(0, 10**6, 7))  # every look at the clock takes 7 seconds
     with monkeypatch.context() as patch:
         patch.setattr(GradientRunner, "costs", slow)
+        patch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: start + next(seconds)))
+        patch.setattr(rounds, "ROUND", 2)
+        start = time.monotonic()
         main(["measure", str(home / "alibi"), "--length", "64", "--check", "--minutes", "1", "--threads", "1"])
     captured = capsys.readouterr()
     (line,) = [line for line in captured.err.splitlines() if "fieldlens measure" in line]
     first = json.loads(Path("lens/receptive-field.json").read_text())["models"][0]
     assert line == f"alibi: {first['command']}"
     assert first["asked"]["segments"] < 20
+    assert 0 < len(first["targets"]["check"]) < 900
+    monkeypatch.setattr(rounds, "ROUND", 2)
     main([*shlex.split(first["command"])[1:], "--out", "again", "--threads", "1"])
     again = json.loads(Path("again/receptive-field.json").read_text())["models"][0]
     for key in ("receptive_field", "check", "targets", "command"):
         assert again[key] == first[key]
+    assert f"--targets {len(first['targets']['check'])}" in first["command"]
     assert np.array_equal(*(np.load(f"{out}/receptive-field.npz")["norms_0"] for out in ("lens", "again")))
 
 
@@ -107,7 +120,7 @@ def test_a_length_that_was_not_given_is_halved_until_it_fits(home: Path, monkeyp
 
     def costs(self: Any) -> Costs:
         lengths.append(self.length)
-        return Costs(gradient=self.length / 64, forward=0.0, details=0)
+        return Costs(gradient=self.length / 64, forward=0.0, details=0, length=self.length)
 
     monkeypatch.setattr(GradientRunner, "costs", property(costs))
     monkeypatch.setattr(measure_models, "SHORTEST", 32)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -45,6 +46,7 @@ def measure(
     target_seed: int = 0,
     train_length: int | None = None,
     margin: float = 0.02,
+    cache_dtype: str | None = None,
     split: str = "test",
     out: Path = Path("lens"),
     as_json: Annotated[bool, Parameter(name="--json")] = False,
@@ -89,19 +91,23 @@ def measure(
     check
         Also evaluate perplexity by context length and by window, and compare it with what the gradients predict.
     targets
-        Number of targets for --check. Default: 200, or fewer if --minutes requires it.
+        Number of targets for --check, up to 32 consecutive ones per segment. Default: 1600, or fewer if --minutes
+        requires it.
     windows
         Comma-separated windows for --check. Default: powers of two, or fewer if --minutes requires it.
     minutes
-        Time budget, from which length, segments, targets and windows are chosen as far as they are not given; the
-        choice is printed as a command that gives the same numbers anywhere. 0: no limit. Default: 10 on a terminal,
-        else no limit.
+        Time budget, loading included, from which length, segments, targets and windows are chosen as far as they are
+        not given; the choice is printed as a command that gives the same numbers anywhere. 0: no limit. Default: 10
+        on a terminal, else no limit.
     target_seed
         Seed for drawing the targets.
     train_length
         Training length of the models, if their configuration does not state it or is wrong.
     margin
         With --check: largest relative change of perplexity that counts as no change.
+    cache_dtype
+        With --check: dtype of the key-value cache in service, for its size: float32, bfloat16, float16, float8, int8
+        or int4. Default: the dtype in the model's configuration, float16 for a GGUF file.
     split
         Split of the corpus to measure on.
     out
@@ -109,6 +115,7 @@ def measure(
     as_json
         Print JSON.
     """
+    start = time.monotonic()
     from fieldlens.cli.evaluate import parse_lengths
     from fieldlens.core.errors import BadInput
 
@@ -129,10 +136,10 @@ def measure(
     request = MeasureRequest(
         corpus=corpus, text=text, length=length, target=target, average=average, window=window, method=method,
         sinks=sinks, plain=plain, probe=probe, check=check, target_seed=target_seed, train_length=train_length,
-        split=split, margin=margin, **fixed,
+        split=split, margin=margin, cache_dtype=cache_dtype, **fixed,
     )  # fmt: skip
     minutes = (MINUTES if screen.is_terminal else 0) if minutes is None else minutes
-    budget = Budget(minutes, frozenset(fixed)) if minutes else None
+    budget = Budget(minutes, frozenset(fixed), start) if minutes else None
     check_folder(out)
     with Watcher(screen, quiet=as_json) as watcher:
         device, dtype = _start(machine, watcher)

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -242,6 +243,22 @@ class Evaluation:
             **({"sizes": self.sizes} if self.sizes is not None else {}),
         }
         write_result(path, self.to_json(), arrays)
+
+
+def merged(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Evaluations of one model and plan on disjoint targets as one, with the targets in order."""
+    first = evaluations[0]
+    targets = [target for evaluation in evaluations for target in evaluation.targets]
+    order = sorted(range(len(targets)), key=targets.__getitem__)
+    losses = {length: torch.cat([part.losses[length] for part in evaluations])[order] for length in first.losses}
+    sizes = [evaluation.sizes for evaluation in evaluations if evaluation.sizes is not None]
+    sums = {key: sum(evaluation.about[key] for evaluation in evaluations) for key in ("segments", "seconds")}
+    return Evaluation(
+        {**first.about, **sums},
+        losses,
+        [targets[number] for number in order],
+        np.concatenate(sizes)[order] if len(sizes) == len(evaluations) else None,
+    )
 
 
 def read_evaluation(path: Path) -> Evaluation:

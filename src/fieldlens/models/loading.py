@@ -42,7 +42,8 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
     _check_source(origin)
     model, config = _weights(origin, dtype)
     adapter = adapt(model.to(device), origin.name)
-    adapter.named_dtype = _named_dtype(config)
+    gguf = origin.path is not None and origin.path.is_file()
+    adapter.named_dtype = torch.float16 if gguf else _named_dtype(config)  # llama.cpp caches in float16
     adapter.train_length = train_length or adapter.train_length
     with loading(origin.text):
         check_causal(adapter)

@@ -7,6 +7,7 @@ from fieldlens.core.format import format_bytes
 from fieldlens.evaluation.equivalence import percent, ratio
 from fieldlens.evaluation.verdict import describe, evidence_text
 from fieldlens.receptive.check import RISES, Candidate, Check
+from fieldlens.receptive.decision import decide
 from fieldlens.receptive.field import LEVELS, ReceptiveField
 
 COVERED = 0.99
@@ -32,11 +33,27 @@ def coverage(field: ReceptiveField) -> dict[str, Any]:
     return {"share": share, "predicts": "extrapolates", "reason": ""}
 
 
-def advise(field: ReceptiveField, theoretical: dict[str, Any] | None, check: Check | None) -> list[str]:
-    """Conclusions for a user, as sentences."""
+def advise(
+    field: ReceptiveField,
+    theoretical: dict[str, Any] | None,
+    check: Check | None,
+    attention: dict[str, Any] | None = None,
+    command: str = "",
+) -> list[str]:
+    """Conclusions for a user, as sentences: the decision first, the next command last."""
+    decision = decide(field, check, command)
     if field.status:
-        return [f"No receptive field: {field.status}."]
-    sentences = [*_bound_sentences(field), f"Share of the gradient: {_spread(field)} of {field.length:,} tokens."]
+        return [decision.headline]
+    evidence = [*_evidence(field, theoretical, check), *_layer_sentences(field, attention)]
+    return [decision.headline, *evidence, *filter(None, [decision.next_step])]
+
+
+def _evidence(field: ReceptiveField, theoretical: dict[str, Any] | None, check: Check | None) -> list[str]:
+    """What the decision rests on: the verdict and the contexts first, then the gradient."""
+    sentences = [] if check is None else _check_sentences(check, field)
+    sentences += [*_bound_sentences(field), f"Share of the gradient: {_spread(field)} of {field.length:,} tokens."]
+    bands = ", ".join(f"{first:,}–{last:,}: {share:.1%}" for first, last, share in field.by_distance())
+    sentences.append(f"By distance: {bands}.")
     if field.has_sink and field.stands_alone:
         subject, pronoun = ("BOS and the first token hold", "them") if field.bos else ("The first token holds", "it")
         sentences.append(
@@ -53,7 +70,20 @@ def advise(field: ReceptiveField, theoretical: dict[str, Any] | None, check: Che
             f"Its windows reach exactly {theoretical['exact']:,} tokens "
             f"({theoretical['paper']:,} by the paper's formula)."
         )
-    return sentences if check is None else [*sentences, *_check_sentences(check)]
+    return sentences
+
+
+def _layer_sentences(field: ReceptiveField, attention: dict[str, Any] | None) -> list[str]:
+    """Which layers a window changes, for models that mix local and global layers."""
+    if not attention:
+        return []
+    layers, window, share = (attention[key] for key in ("global_layers", "local_window", "global_cache_share"))
+    names = f"Layer {layers[0]} attends" if len(layers) == 1 else f"Layers {', '.join(map(str, layers))} attend"
+    held = f" and would hold {share:.0%} of the cache of {field.length:,} tokens" if share is not None else ""
+    return [
+        f"{names} to the whole context{held}; the other {attention['layers'] - len(layers)} layers attend to at most "
+        f"{window:,} tokens. A window of {window:,} tokens or more changes only the former, a smaller one all layers."
+    ]
 
 
 def _bound_sentences(field: ReceptiveField) -> list[str]:
@@ -83,11 +113,22 @@ def _coverage_sentence(field: ReceptiveField) -> str:
     return f"{covers}, not more than 99%: this makes no prediction for longer contexts."
 
 
-def _check_sentences(check: Check) -> list[str]:
+def _check_sentences(check: Check, field: ReceptiveField) -> list[str]:
     return [
         *_verdict_sentences(check),
         _smallest_sentence(check, "context", "context"),
         _smallest_sentence(check, "window", "sliding window"),
+        *_sink_sentences(check, field),
+    ]
+
+
+def _sink_sentences(check: Check, field: ReceptiveField) -> list[str]:
+    """The window to try next, if windows fail and the first token is a sink."""
+    if not check.windows or check.smallest("window") is not None or not field.has_sink:
+        return []
+    width = max(check.windows)
+    return [
+        f"These windows drop the first token, which is a sink: try one that keeps it, `--window {width} --sinks 4`."
     ]
 
 

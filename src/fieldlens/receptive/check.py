@@ -1,7 +1,7 @@
 """Measurements that test a receptive field: loss with a cut context, perplexity by context length and window."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -15,13 +15,12 @@ from torch import Tensor
 from fieldlens.core.events import Progress, Watch
 from fieldlens.data.text import Text
 from fieldlens.evaluation.equivalence import Contrast, contrast, ratio
-from fieldlens.evaluation.evaluate import draw_anchors, evaluate
-from fieldlens.evaluation.protocols import protocol
-from fieldlens.evaluation.result import Evaluation, Plan
+from fieldlens.evaluation.result import Evaluation
 from fieldlens.evaluation.statistics import finite
 from fieldlens.evaluation.verdict import Verdict
 from fieldlens.models.adapters.base import ModelAdapter
-from fieldlens.receptive.request import MeasureRequest
+from fieldlens.receptive.request import CACHE_DTYPES, MeasureRequest
+from fieldlens.receptive.rounds import Rounds, context_lengths
 from fieldlens.schemes.window import min_window
 from fieldlens.storage.records import ModelRecord
 
@@ -152,13 +151,23 @@ class Check:
         passed = list(takewhile(lambda candidate: candidate.contrast.not_worse, self.of(kind)))
         return passed[-1] if passed else None
 
+    def largest_worse(self, kind: str) -> Candidate | None:
+        """The largest context or window that is shown to be worse than the margin, tested from the smallest up."""
+        passed = list(takewhile(lambda candidate: candidate.contrast.worse, reversed(self.of(kind))))
+        return passed[-1] if passed else None
+
+    @property
+    def seconds(self) -> float:
+        """How long the evaluations took."""
+        return sum(part.about.get("seconds", 0.0) for part in (self.contexts, *self.windows.values()))
+
     def saved(self, candidate: Candidate) -> float | None:
         """The share of the cache of the reference context that a candidate saves."""
         full = self.cache.get(f"context {self.reference}")
         return 1 - candidate.cache_bytes / full if candidate.cache_bytes and full else None
 
     def to_json(self) -> dict[str, Any]:
-        smallest = {kind: self.smallest(kind) for kind in ("context", "window")}
+        smallest, worse = {kind: self.smallest(kind) for kind in ("context", "window")}, self.largest_worse("context")
         return {
             "contexts": self.contexts.rows(),
             "windows": [
@@ -173,6 +182,7 @@ class Check:
                 f"smallest_{kind}": {**best.to_json(), "cache_saved": self.saved(best)} if best else None
                 for kind, best in smallest.items()
             },
+            "largest_worse_context": worse.to_json() if worse else None,
             "cache_dtype": self.cache_dtype,
         }
 
@@ -183,41 +193,27 @@ def check(
     length: int,
     request: MeasureRequest,
     about: ModelRecord,
-    watch: Callable[[str], Watch],
+    watch: Watch,
     journal: Path | None = None,
+    deadline: float | None = None,
 ) -> Check:
     """Measure perplexity by context length, and by window at the longest context, on the same targets.
 
-    Progress of contexts and windows is reported to `watch("contexts")` and `watch("windows")`. Partial results are kept
-    beside `journal`, from which an interrupted check resumes.
+    With a deadline, as many rounds of targets are evaluated as fit. Partial results are kept beside `journal`, from
+    which an interrupted check resumes.
     """
-    window, targets, seed = request.window, request.targets, request.target_seed
-    lengths = {2**n for n in range(4, 30) if 2**n < length} | {length}
-    if adapter.train_length and adapter.train_length < length:
-        lengths.add(adapter.train_length)
-    options: dict[str, Any] = {
-        "about": {"model": about, **text.about, "align": "tokens", "margin": request.margin},
-        "sizes": text.sizes,
-    }
-    plan = Plan(protocol("last-token"), tuple(lengths), targets, seed, window, text.bos)
-    anchors = draw_anchors(text.documents, plan)
-
-    def kept(name: str) -> Path | None:
-        return journal and journal.with_name(f"{journal.stem}-{targets}-{name}{journal.suffix}")
-
-    contexts = evaluate(
-        adapter, text.documents, plan, anchors=anchors, journal=kept("contexts"), watch=watch("contexts"), **options
-    )
-    windows, options["watch"] = {}, watch("windows")
-    for width in candidate_windows(adapter, length, window) if request.windows is None else request.windows:
-        windowed = Plan(protocol("last-token"), (length,), targets, seed, width, text.bos)
-        partial = kept(f"window-{width}")
-        windows[width] = evaluate(adapter, text.documents, windowed, anchors=anchors, journal=partial, **options)
-    dtype = adapter.named_dtype or adapter.dtype
-    sizes = {f"context {tokens}": adapter.cache_size(tokens, window) for tokens in lengths}
+    lengths = context_lengths(length, adapter.train_length)
+    windows = candidate_windows(adapter, length, request.window) if request.windows is None else request.windows
+    record = {"model": about, **text.about, "align": "tokens", "margin": request.margin}
+    rounds = Rounds(adapter, text, request, lengths, windows, about=record, watch=watch, journal=journal)
+    evaluations = rounds.run(deadline)
+    sizes = {f"context {tokens}": adapter.cache_size(tokens, request.window) for tokens in lengths}
     sizes |= {f"window {width}": adapter.cache_size(length, width) for width in windows}
-    cache = {name: size * dtype.itemsize // adapter.dtype.itemsize for name, size in sizes.items() if size}
-    return Check(contexts, windows, cache, str(dtype).removeprefix("torch."))
+    served = request.cache_dtype or str(adapter.named_dtype or adapter.dtype).removeprefix("torch.")
+    itemsize = CACHE_DTYPES.get(served) or adapter.dtype.itemsize
+    cache = {name: int(size * itemsize / adapter.dtype.itemsize) for name, size in sizes.items() if size}
+    by_window = {width: evaluations[f"window {width}"] for width in windows}
+    return Check(evaluations["contexts"], by_window, cache, served)
 
 
 def candidate_windows(adapter: ModelAdapter, length: int, window: int | None) -> list[int]:

@@ -9,6 +9,7 @@ ERF(p) = L - max{m | c_m > p} + 1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -120,6 +121,11 @@ class ReceptiveField:
         """The share of the given number of most recent tokens."""
         return float(self.shares()[-tokens:].sum()) if tokens > 0 else 0.0
 
+    def by_distance(self) -> list[tuple[int, int, float]]:
+        """The share of tokens 1–16, 17–64, 65–256 … before the prediction: first and last distance, share."""
+        edges = [0, *(16 * 4**n for n in range(20) if 16 * 4**n < self.length), self.length]
+        return [(low + 1, high, self.within(high) - self.within(low)) for low, high in pairwise(edges)]
+
     def saturated(self, without_first: bool = False) -> bool:
         """Whether ERF(99%) exceeds 0.9 of the length, so that it is not bounded by the context."""
         return self.erf(0.99, without_first) > SATURATED * self.length
@@ -208,6 +214,7 @@ class ReceptiveField:
             "sink": self.has_sink,
             "saturated": self.saturated(),
             "saturated_without_first": self.saturated(without_first=True) if self.stands_alone else None,
+            "by_distance": [dict(zip(("from", "to", "share"), row, strict=True)) for row in self.by_distance()],
             "share": [float(f"{value:.6g}") for value in self.shares()],
         }
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,12 +10,12 @@ import numpy as np
 import torch
 
 from fieldlens.core.errors import BadInput
-from fieldlens.core.events import Estimate, Note, Stage, Warned, Watch, ignore
+from fieldlens.core.events import Note, Stage, Warned, Watch, ignore
 from fieldlens.core.format import format_duration
 from fieldlens.data.text import Text
 from fieldlens.data.tokenizer import load_tokenizer
 from fieldlens.evaluation.evaluate import check as check_text
-from fieldlens.evaluation.protocols import Anchor, draw, eligible, protocol
+from fieldlens.evaluation.protocols import Anchor, Protocol, draw, eligible, protocol
 from fieldlens.evaluation.result import Plan
 from fieldlens.extension.adapters import CroppedAdapter
 from fieldlens.extension.load import for_good
@@ -25,10 +26,12 @@ from fieldlens.models.texts import read_texts
 from fieldlens.receptive.budget import Budget, explicit_command
 from fieldlens.receptive.check import Check, candidate_windows, check, probe
 from fieldlens.receptive.field import ReceptiveField
-from fieldlens.receptive.request import MeasureRequest
+from fieldlens.receptive.request import TARGETS, MeasureRequest
 from fieldlens.receptive.result import RULES, Measurement
+from fieldlens.receptive.rounds import check_protocol, check_segments
 from fieldlens.receptive.runner import LAYER_SEGMENTS, GradientRunner
 from fieldlens.receptive.stages import Stages
+from fieldlens.schemes.window import min_window
 from fieldlens.storage.journal import Journal
 from fieldlens.storage.provenance import provenance
 from fieldlens.storage.records import MeasurementRecord, MeasureSettings, ModelRecord
@@ -44,6 +47,9 @@ LENGTH = 2048
 
 SHORTEST = 256
 """The shortest length that a budget chooses, if none is given."""
+
+FEW_TARGETS = 300
+"""A default length leaves the text at least this many targets for the check."""
 
 JOURNAL = "measure-{}.part"
 """Name of the file that keeps the segments of an interrupted measurement."""
@@ -66,7 +72,6 @@ def measure_all(
     Finished segments are kept in the folder `journals`, from which an interrupted measurement resumes. The caller
     removes them (`remove_journals`) once it has written the result.
     """
-    start = time.monotonic()
     watch(Stage("", "reading the text"))
     origins = [find_model(name) for name in models]
     for origin in origins:
@@ -79,7 +84,7 @@ def measure_all(
         deadline = None
         if budget is not None:
             now = time.monotonic()
-            deadline = Deadline(budget, now + (start + 60 * budget.minutes - now) / (len(origins) - number))
+            deadline = Deadline(budget, now + (budget.end - now) / (len(origins) - number))
         session = _Session(device, dtype, watch, journals, deadline)
         measurements.append(_measure(origin, name, texts[origin.tokenizer], request, session))
     return measurements
@@ -110,10 +115,7 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
     adapter = model.adapter
     session.watch(Stage(name))
     gradients = _runner(adapter, text, request, session)
-    request, length = gradients.request, gradients.length
-    command = explicit_command(origin.text, request, length)
-    if session.deadline is not None:
-        session.watch(Note(f"{name}: {command}"))
+    most, request, length = gradients.most_targets, gradients.request, gradients.length
     stages = Stages(request, session.watch)
     gradients.watch = stages.watch()
     spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
@@ -145,8 +147,13 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
         rows = list(gradients.rows(anchors))
         probe_result = probe(adapter, rows, request.window, text.bos, stages.watch("probe"))
     if request.check:
-        quiet = Stages(request, _without_estimates(session.watch))
-        check_result = check(adapter, text, length, request, model.about, quiet.watch, journal)
+        end = session.deadline.budget.check_deadline(session.deadline.time) if session.deadline else None
+        request = request if end is None else replace(request, targets=most)  # the clock decides, not the estimate
+        check_result = check(adapter, text, length, request, model.about, stages.watch("check"), journal, end)
+        request = request if end is None else replace(request, targets=len(check_result.contexts.targets))
+    command = explicit_command(origin.text, request, length)
+    if session.deadline is not None:
+        session.watch(Note(f"{name}: {command}"))
     about: MeasurementRecord = {
         "model": {**model.about, "name": name},
         **text.about,
@@ -154,6 +161,7 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
         "command": command,
         "targets": _targets(anchors, check_result),
         "theoretical": theoretical(adapter, request.window, norms_NT),
+        "attention": mixed_attention(adapter, request.window, length),
         **provenance(session.device),
     }
     if hook.has_other_inputs:
@@ -167,15 +175,18 @@ def _runner(adapter: ModelAdapter, text: Text, request: MeasureRequest, session:
 
     If not even the smallest request fits, a length that was not given is halved.
     """
-    length = request.length or _default_length(adapter, text, max(request.segments, request.targets * request.check))
+    length, asked, speeds = request.length or _default_length(adapter, text, request), request, None
     while True:
+        request = _with_targets(text, asked, length)
         _check(adapter, text, length, request)
         gradients = GradientRunner(adapter, text, length, request, session.watch)
         if session.deadline is None:
             return gradients
         budget, deadline = session.deadline
+        if speeds is not None:
+            gradients.speeds = speeds
         try:
-            costs = gradients.costs
+            costs, speeds = gradients.costs, gradients.speeds
         except (RuntimeError, MemoryError, IndexError, ValueError):
             return gradients  # it fails again where the error is handled
         windows = candidate_windows(adapter, length, request.window) if request.check else []
@@ -209,19 +220,36 @@ def remove_journals(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _without_estimates(watch: Watch) -> Watch:
-    """Drop estimates: the first one already includes the check."""
-    return lambda event: None if isinstance(event, Estimate) else watch(event)
-
-
-def _default_length(adapter: ModelAdapter, text: Text, segments: int) -> int:
+def _default_length(adapter: ModelAdapter, text: Text, request: MeasureRequest) -> int:
     """The largest length up to LENGTH that the model allows and at which the text has enough segments."""
     limit = LENGTH if adapter.limit is None else adapter.limit - (text.bos is not None)
     length = min(LENGTH, limit)
-    counts = [len(ids) for ids in text.documents]
-    while length > 2 and sum(span.anchors for span in eligible(counts, protocol("last-token"), length)) < segments:
+    while length > 2 and (
+        _available(text, protocol("last-token"), length) < request.segments or _missing(text, request, length)
+    ):
         length = length * 7 // 8
     return max(2, length)
+
+
+def _with_targets(text: Text, request: MeasureRequest, length: int) -> MeasureRequest:
+    """The request with as many targets as the text has, if the default is more."""
+    if request.targets != TARGETS:
+        return request
+    while request.targets > 1 and _missing(text, request, length):
+        request = replace(request, targets=request.targets * 7 // 8)
+    return request
+
+
+def _missing(text: Text, request: MeasureRequest, length: int) -> bool:
+    """Whether a text has too few targets for the check."""
+    chosen = check_protocol(request.targets)
+    return request.check and _available(text, chosen, length) < check_segments(request.targets) * chosen.k
+
+
+def _available(text: Text, chosen: Protocol, length: int) -> int:
+    """The number of targets that a text has for a protocol at this length."""
+    spans = eligible([len(ids) for ids in text.documents], chosen, length)
+    return sum(span.anchors * span.step for span in spans)
 
 
 def theoretical(adapter: ModelAdapter, window: int | None, norms_NT: np.ndarray) -> dict[str, Any] | None:
@@ -241,6 +269,18 @@ def theoretical(adapter: ModelAdapter, window: int | None, norms_NT: np.ndarray)
     return {"exact": reach, "paper": sum(widths), "windows": widths}
 
 
+def mixed_attention(adapter: ModelAdapter, window: int | None, length: int) -> dict[str, Any] | None:
+    """Which layers attend to the whole context, for a model that mixes them with local layers; None for others."""
+    widths = [min_window(own, window) for own in adapter.windows]
+    reaching = [number for number, width in enumerate(widths, 1) if width is None or width >= length]
+    local = max((width for width in widths if width is not None and width < length), default=None)
+    if local is None or not reaching:
+        return None
+    full, capped = adapter.cache_size(length, window), adapter.cache_size(length, local)
+    share = (full - capped) / full * length / (length - local) if full and capped else None  # of tokens up to `local`
+    return {"layers": len(widths), "global_layers": reaching, "local_window": local, "global_cache_share": share}
+
+
 def _check(adapter: ModelAdapter, text: Text, length: int, request: MeasureRequest) -> None:
     """Raise BadInput if the model or the text cannot be measured at this length."""
     if isinstance(adapter, CroppedAdapter):
@@ -255,9 +295,8 @@ def _check(adapter: ModelAdapter, text: Text, length: int, request: MeasureReque
             f"length {length} is too long for this text: its longest document has {longest} tokens; "
             f"use --length {longest - 1} or less, or a longer text"
         )
-    spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
-    available = sum(span.anchors for span in spans)
-    if request.check and available < request.targets:
+    if _missing(text, request, length):
+        available = _available(text, check_protocol(request.targets), length)
         raise BadInput(
             f"--check needs {request.targets} targets, but this text has only {available}: use fewer --targets"
         )

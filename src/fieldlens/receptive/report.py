@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fieldlens.receptive.advice import advise
 from fieldlens.receptive.charts import CHARTS
 from fieldlens.receptive.charts.fields_table import CELLS, cells
 from fieldlens.receptive.field import LEVELS, ReceptiveField
@@ -56,7 +55,7 @@ def summary(measurements: Sequence[Measurement]) -> Table:
         f"number of most recent tokens (of {_lengths(measurements)}) that account for 50, 90, 95 and 99% of the total "
         "gradient norm"
     )
-    notes = [f"{measurement.name}: {sentence}" for measurement in measurements for sentence in advice(measurement)]
+    notes = [f"{measurement.name}: {sentence}" for measurement in measurements for sentence in measurement.advice]
     return Table(["model", *CELLS], rows, title, notes)
 
 
@@ -66,13 +65,6 @@ def _lengths(measurements: Sequence[Measurement]) -> str:
     if len(set(lengths)) == 1:
         return f"{lengths[0]:,}"
     return ", ".join(f"{measurement.field.length:,} for {measurement.name}" for measurement in measurements)
-
-
-def advice(measurement: Measurement) -> list[str]:
-    """The sentences that interpret one measurement."""
-    about = measurement.about
-    besides = [f"It {about['besides']}."] if "besides" in about else []
-    return [*besides, *advise(measurement.field, about["theoretical"], measurement.check)]
 
 
 def write(measurements: Sequence[Measurement], out: Path, command: Sequence[str]) -> None:
@@ -126,7 +118,7 @@ def _headline(measurement: Measurement, colour: str, named: bool) -> list[report
     ]
     heading = [report.Heading(measurement.name)] if named else []
     kind = "warning" if field.saturated() else "info"
-    return [*heading, report.Cards(cards), report.Note(kind, advice(measurement))]  # type: ignore[arg-type]
+    return [*heading, report.Cards(cards), report.Note(kind, measurement.advice)]  # type: ignore[arg-type]
 
 
 def _quartiles(field: ReceptiveField, level: float) -> str:

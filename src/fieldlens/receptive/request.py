@@ -12,6 +12,13 @@ from fieldlens.receptive.field import Average
 from fieldlens.receptive.input_gradients import Target
 from fieldlens.schemes.window import check_window
 
+CACHE_DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1, "int4": 0.5}
+"""Bytes of a number in a key-value cache that is served in this dtype."""
+
+
+TARGETS = 1600
+"""Default number of targets of a check; fewer if the text has fewer."""
+
 
 @dataclass(frozen=True)
 class MeasureRequest:
@@ -32,13 +39,15 @@ class MeasureRequest:
     """Skip the per-layer receptive fields and the passage of the explorer."""
     probe: bool = False
     check: bool = False
-    targets: int = 200
+    targets: int = TARGETS
     target_seed: int = 0
     train_length: int | None = None
     split: str = "test"
     margin: float = MARGIN
     windows: tuple[int, ...] | None = None
     """Windows to evaluate in a check; None for all powers of two below the model's own window."""
+    cache_dtype: str | None = None
+    """Dtype of the key-value cache in service; None for the one that the model's configuration names."""
 
     def __post_init__(self) -> None:
         resolve_method(self)
@@ -54,5 +63,7 @@ class MeasureRequest:
         for name, allowed in choices:
             if getattr(self, name) not in allowed:
                 raise unknown(name, getattr(self, name), allowed)
+        if self.cache_dtype is not None and self.cache_dtype not in CACHE_DTYPES:
+            raise unknown("cache dtype", self.cache_dtype, CACHE_DTYPES)
         for window in (self.window, *(self.windows or ())):
             check_window(window)

@@ -11,6 +11,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.evaluation.result import MODEL
 from fieldlens.receptive.advice import advise, coverage
 from fieldlens.receptive.check import Check
+from fieldlens.receptive.decision import Decision, decide
 from fieldlens.receptive.explorer.data import Target
 from fieldlens.receptive.field import ReceptiveField
 from fieldlens.storage.records import MeasurementRecord
@@ -43,6 +44,19 @@ class Measurement:
     def spec(self) -> str | None:
         return self.about["model"]["scheme"]
 
+    @property
+    def decision(self) -> Decision:
+        """What to do, and the next command."""
+        return decide(self.field, self.check, self.about.get("command", ""))
+
+    @property
+    def advice(self) -> list[str]:
+        """The decision, the evidence and the next command, as sentences."""
+        about = self.about
+        besides = [f"It {about['besides']}."] if "besides" in about else []
+        options = about.get("attention"), about.get("command", "")
+        return [*advise(self.field, about["theoretical"], self.check, *options), *besides]
+
     def layer_fields(self) -> dict[int, ReceptiveField]:
         """The receptive fields at the outputs of layers, where they are defined."""
         fields = {
@@ -64,7 +78,8 @@ class Measurement:
             "layers": layers,
             "probe": self.probe,
             "check": self.check.to_json() if self.check else None,
-            "advice": advise(self.field, self.about["theoretical"], self.check),
+            "decision": self.decision.to_json(),
+            "advice": self.advice,
         }
 
 

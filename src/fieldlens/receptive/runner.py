@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +21,18 @@ from fieldlens.receptive.budget import Costs
 from fieldlens.receptive.explorer.data import Target
 from fieldlens.receptive.input_gradients import EmbeddingHook, embedding_hook
 from fieldlens.receptive.request import MeasureRequest
+from fieldlens.receptive.rounds import PER_SEGMENT
 from fieldlens.storage.journal import Journal
 
 SHORT = 128
-"""Tokens of the trial run from which the duration is estimated."""
+"""Tokens of the first trial run, which also warms up."""
 
 FULL_TRIAL = 0.5
 """If a full segment takes less than this many seconds, the trial uses one: short runs of small models are overhead."""
+
+LONG, LONG_TRIAL = 512, 3.0
+"""Tokens of the trial run of other models, if it takes less than this many seconds: matrix products of fewer tokens are
+less efficient."""
 
 SEGMENTS_AT_ONCE, TOKENS_AT_ONCE = 8, 4096
 """Maximum number of segments and of tokens in a batch; an interruption loses one batch."""
@@ -39,11 +44,21 @@ PASSAGE_TARGETS, PASSAGE_STEP = 8, 24
 """Number of targets in one passage for the explorer, and their distance in tokens."""
 
 
+class Speeds(NamedTuple):
+    """Operations per second of gradients, of forward passes, and of those with a window, if there are any."""
+
+    gradient: float
+    forward: float
+    windowed: float | None
+
+
 class GradientRunner:
     """Computes the gradients of one model on one text."""
 
     def __init__(self, adapter: ModelAdapter, text: Text, length: int, request: MeasureRequest, watch: Watch) -> None:
         self.adapter, self.text, self.length, self.request, self.watch = adapter, text, length, request, watch
+        self.most_targets = request.targets
+        """Targets of the check if time allows."""
         memory = SHARE * free_memory(adapter.device)
         checkpointing = backward(adapter, length, checkpointing=False).bytes > memory
         self.embedding_hook: EmbeddingHook = embedding_hook(adapter, checkpointing)
@@ -64,14 +79,42 @@ class GradientRunner:
         return self.request.segments + (0 if self.request.plain else self.details)
 
     @cached_property
+    def speeds(self) -> Speeds:
+        """Operations per second, from trial runs with random tokens and as few of them as suffice."""
+        tokens = min(SHORT, self.length)
+        rate = self._rate(tokens)
+        for longer, limit in ((self.length, FULL_TRIAL), (min(LONG, self.length), LONG_TRIAL)):
+            if longer > tokens and self._operations(longer) / rate < limit:
+                tokens, rate = longer, self._rate(longer)
+                break
+        windowed = self._forward_rate(tokens, max(2, tokens // 2)) if self.request.check and self._windows() else None
+        return Speeds(rate, self._forward_rate(tokens, None), windowed)
+
+    @property
     def costs(self) -> Costs:
-        """Durations from a trial run, with random tokens and as few of them as suffice."""
-        gradient = backward(self.adapter, self.length, self.embedding_hook.checkpointing).operations
-        rate = self._rate(min(SHORT, self.length))
-        if gradient / rate < FULL_TRIAL:
-            rate = self._rate(self.length)
-        operations = forward(self.adapter, self.length, 1, self.request.window).operations
-        return Costs(gradient / rate, operations / rate, self.details)
+        """Durations at the full length."""
+        gradient, plain, windowed = self.speeds
+        operations = forward(self.adapter, self.length, 1, None).operations  # masks of a window save nothing
+        seconds = operations / windowed if windowed else 0.0
+        return Costs(self._operations(self.length) / gradient, operations / plain, self.details, self.length, seconds)
+
+    def _operations(self, tokens: int) -> float:
+        return backward(self.adapter, tokens, self.embedding_hook.checkpointing).operations
+
+    def _windows(self) -> bool:
+        """Whether the model takes windows."""
+        try:
+            self.adapter.check_window(2)
+        except BadInput:
+            return False
+        return self.request.windows != ()
+
+    def _forward_rate(self, tokens: int, window: int | None) -> float:
+        """Operations per second of a forward pass over the given number of tokens."""
+        row = torch.zeros(1, tokens + 1, dtype=torch.long)
+        start = time.perf_counter()
+        self.adapter.losses(row, min(PER_SEGMENT, tokens), window)
+        return forward(self.adapter, tokens, 1, None).operations / (time.perf_counter() - start)
 
     def rows(self, anchors: Sequence[Anchor]) -> Iterator[Tensor]:
         """Context and target of each anchor, as rows of shape (1, T + 1)."""
@@ -125,15 +168,17 @@ class GradientRunner:
         self.watch(Estimate(self.costs.seconds(self.request, count), self.memory))
 
     def _rate(self, tokens: int) -> float:
-        """Operations per second of a gradient at the given number of tokens."""
+        """Operations per second of a gradient at the given number of tokens; the faster of two runs."""
         row = torch.zeros(1, tokens + 1, dtype=torch.long)
         seconds, reason = float("inf"), self.embedding_hook.reason
-        for _ in range(2):  # the first call warms up
+        for _ in range(2):
             start = time.perf_counter()
             self.embedding_hook.norms(row, self.request.target, self.request.window)
             seconds = min(seconds, time.perf_counter() - start)
+            if seconds > FULL_TRIAL:
+                break  # long enough to be accurate
         self.embedding_hook.reason = reason  # the trial is not part of the result
-        return backward(self.adapter, tokens, self.embedding_hook.checkpointing).operations / seconds
+        return self._operations(tokens) / seconds
 
     def _reduce_memory(self, error: Exception, started: bool) -> None:
         """After running out of memory, use less: batch size 1, then checkpointing. Raise any other error."""

@@ -11,7 +11,7 @@ class Stages:
 
     def __init__(self, request: MeasureRequest, watch: Watch) -> None:
         details = [] if request.plain else ["layers", "passage"]
-        probe, check = ["probe"] * request.probe, ["contexts", "windows"] * request.check
+        probe, check = ["probe"] * request.probe, ["check"] * request.check
         self.names, self.report = ["gradients", *details, *probe, *check], watch
 
     def watch(self, stage: str = "") -> Watch:

@@ -119,6 +119,7 @@ class MeasurementRecord(TypedDict):
     command: NotRequired[str]
     targets: NotRequired[Any]
     theoretical: dict[str, Any] | None
+    attention: NotRequired[dict[str, Any] | None]
     versions: Versions
     machine: dict[str, Any]
 

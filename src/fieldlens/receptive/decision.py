@@ -1,0 +1,102 @@
+"""The decision that a measurement allows, in one sentence, and the next command to give."""
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from fieldlens.core.format import format_duration
+from fieldlens.evaluation.equivalence import percent, ratio
+from fieldlens.evaluation.verdict import describe
+from fieldlens.receptive.check import RISES, Check
+from fieldlens.receptive.field import ReceptiveField
+
+Options = dict[str, str | None]
+"""Options of a command; None for an option without a value."""
+
+YOUR_TEXT = "repeats the measurement on your own text, which may need another context"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do, and the command that would tell more."""
+
+    headline: str
+    decided: bool
+    """Whether the intervals allow a recommendation."""
+    command: str = ""
+    purpose: str = ""
+    """What the command does, as the end of a sentence."""
+
+    @property
+    def next_step(self) -> str:
+        """The command with its purpose, as a sentence; empty without one."""
+        return f"Next: `{self.command}` {self.purpose}." if self.command else ""
+
+    def to_json(self) -> dict[str, Any]:
+        step = {"command": self.command, "purpose": self.purpose} if self.command else None
+        return {"headline": self.headline, "decided": self.decided, "next": step}
+
+
+def decide(field: ReceptiveField, check: Check | None, command: str = "") -> Decision:
+    """The decision from a receptive field and its check; `command` is the one that repeats the measurement."""
+    if field.status:
+        return Decision(f"No receptive field: {field.status}.", False)
+    if check is None:
+        changes: Options = {"--check": None, "--minutes": "10"}
+        step = with_options(command, changes), "measures what shorter contexts and windows cost in perplexity"
+        if field.saturated():
+            return Decision(f"The gradient reaches the whole context of {field.length:,} tokens.", False, *step)
+        return Decision(f"The last {field.erf():,} of {field.length:,} tokens hold 99% of the gradient.", False, *step)
+    rises = ""
+    if check.verdict["verdict"] in RISES:
+        rises = (
+            f"Use at most {check.reference:,} tokens: perplexity {describe(check.verdict, ' from {:,} tokens on')}. "
+        )
+    headline, decided, options, purpose = _by_context(check, field)
+    return Decision(rises + headline, decided or bool(rises), with_options(command, options), purpose)
+
+
+def _by_context(check: Check, field: ReceptiveField) -> tuple[str, bool, Options, str]:
+    """Headline, whether it is a recommendation, and the options of the next command with their purpose."""
+    margin, full, candidates = percent(check.contexts.margin), check.reference, check.of("context")
+    smallest, worse = check.smallest("context"), check.largest_worse("context")
+    use = check.verdict["context_use"]
+    unused = "It is not shown to use its context. " if use and not use["shown"] else ""
+    own: Options = {"--text": "FILE"}
+    if not candidates:
+        return (
+            f"{unused}No context below {full:,} tokens was evaluated.",
+            False,
+            {"--length": str(4 * full)},
+            "is longer",
+        )
+    if smallest is not None:
+        enough = f"A context of {smallest.tokens:,} tokens is enough"
+        return f"{unused}{enough}: perplexity is within {margin} of that with {full:,} tokens.", True, own, YOUR_TEXT
+    if candidates[0].outcome == "worse":
+        cost = percent(round(ratio(candidates[0].contrast.low) - 1, 3))
+        headline = f"Keep all {full:,} tokens: {candidates[0].tokens:,} cost at least {cost} of perplexity."
+        longer = field.train_length is None or 2 * full <= field.train_length
+        if longer:
+            return headline, True, {"--length": str(2 * full)}, "measures whether still more context helps"
+        return headline, True, own, YOUR_TEXT
+    bounds = f"between {worse.tokens:,} and {full:,} tokens" if worse else f"up to {full:,} tokens"
+    headline = f"{unused}Undecided: the smallest context within {margin} is {bounds}."
+    needed = candidates[0].contrast.targets_to_bound
+    if needed is None:
+        return headline, False, own, YOUR_TEXT
+    seconds = check.seconds * needed / len(check.contexts.targets)
+    return headline, False, {"--targets": str(needed)}, f"would decide, in about {format_duration(seconds)} here"
+
+
+def with_options(command: str, options: Options) -> str:
+    """A command with other values of some options; None for an option without a value."""
+    if not command:
+        return ""
+    words = shlex.split(command)
+    for name, value in options.items():
+        if name in words:
+            place = words.index(name)
+            del words[place : place + (1 if value is None else 2)]
+        words += [name] if value is None else [name, value]
+    return shlex.join(words)
