@@ -166,13 +166,15 @@ def _start(machine: Machine, watcher: Watcher) -> "tuple[torch.device, torch.dty
 
 
 def _print(measurements: "list[Measurement]", out: Path, as_json: bool) -> None:
-    from fieldlens.receptive.report import summary
+    from fieldlens.receptive.report import comparisons, summary
 
     if as_json:
         print(json.dumps([measurement.to_json() for measurement in measurements], ensure_ascii=False))
         return
     table, screen = summary(measurements), console()
     screen.print(table)
+    for comparison in comparisons(measurements):
+        screen.print(comparison)
     for note in table.notes:
         screen.print(note, markup=False)
     screen.print(f"report: {out / 'report.html'}", soft_wrap=True, markup=False)

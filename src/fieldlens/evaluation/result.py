@@ -252,9 +252,11 @@ def merged(evaluations: Sequence[Evaluation]) -> Evaluation:
     order = sorted(range(len(targets)), key=targets.__getitem__)
     losses = {length: torch.cat([part.losses[length] for part in evaluations])[order] for length in first.losses}
     sizes = [evaluation.sizes for evaluation in evaluations if evaluation.sizes is not None]
-    sums = {key: sum(evaluation.about[key] for evaluation in evaluations) for key in ("segments", "seconds")}
+    about = first.about.copy()
+    about["segments"] = sum(evaluation.about["segments"] for evaluation in evaluations)
+    about["seconds"] = sum(evaluation.about["seconds"] for evaluation in evaluations)
     return Evaluation(
-        {**first.about, **sums},
+        about,
         losses,
         [targets[number] for number in order],
         np.concatenate(sizes)[order] if len(sizes) == len(evaluations) else None,

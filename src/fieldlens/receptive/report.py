@@ -9,6 +9,7 @@ import numpy as np
 
 from fieldlens.receptive.charts import CHARTS
 from fieldlens.receptive.charts.fields_table import CELLS, cells
+from fieldlens.receptive.charts.perplexity import comparison
 from fieldlens.receptive.field import LEVELS, ReceptiveField
 from fieldlens.receptive.result import Measurement
 from fieldlens.reporting import blocks as report
@@ -57,6 +58,15 @@ def summary(measurements: Sequence[Measurement]) -> Table:
     )
     notes = [f"{measurement.name}: {sentence}" for measurement in measurements for sentence in measurement.advice]
     return Table(["model", *CELLS], rows, title, notes)
+
+
+def comparisons(measurements: Sequence[Measurement]) -> list[Table]:
+    """One table per check: perplexity by context and by window, with intervals."""
+    return [
+        comparison(measurement.check, f"{measurement.name}: perplexity by context and window, on the same targets")
+        for measurement in measurements
+        if measurement.check is not None
+    ]
 
 
 def _lengths(measurements: Sequence[Measurement]) -> str:
@@ -117,8 +127,11 @@ def _headline(measurement: Measurement, colour: str, named: bool) -> list[report
         for level in LEVELS
     ]
     heading = [report.Heading(measurement.name)] if named else []
-    kind = "warning" if field.saturated() else "info"
-    return [*heading, report.Cards(cards), report.Note(kind, measurement.advice)]  # type: ignore[arg-type]
+    decision, use = measurement.decision, measurement.check.verdict["context_use"] if measurement.check else None
+    shown = [f"{use['text'][0].upper()}{use['text'][1:]}."] if use else []
+    lead = report.Lead(decision.headline, shown, decision.command, decision.purpose)
+    evidence = [text for text in measurement.advice if text not in (decision.headline, decision.next_step, *shown)]
+    return [*heading, lead, report.Cards(cards), report.Note("info", evidence)]
 
 
 def _quartiles(field: ReceptiveField, level: float) -> str:

@@ -43,7 +43,7 @@ class Series(NamedTuple):
     marker: str = ""
     low: Sequence[float | None] | None = None
     high: Sequence[float | None] | None = None
-    dash: bool = False
+    dash: bool | Literal["dots"] = False
     group: str = ""
 
 
@@ -109,6 +109,20 @@ class Note(Block):
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "note", "tone": self.tone, "paragraphs": list(self.paragraphs)}
+
+
+@dataclass(frozen=True)
+class Lead(Block):
+    """The conclusion of a page in large letters, with paragraphs and a command below it."""
+
+    headline: str
+    paragraphs: Sequence[str] = ()
+    command: str = ""
+    purpose: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        text = {"headline": self.headline, "paragraphs": list(self.paragraphs)}
+        return {"kind": "lead", **text, "command": self.command, "purpose": self.purpose}
 
 
 @dataclass(frozen=True)

@@ -354,7 +354,8 @@ function seated(marks, x, width) {
   });
 }
 
-const stroke = (series, d) => shape("path", { class: series.dash ? "line dash" : "line", d });
+const PATTERNS = { false: "line", true: "line dash", dots: "line dots" };
+const stroke = (series, d) => shape("path", { class: PATTERNS[series.dash], d });
 
 function sample(series) {
   const svg = shape("svg", { class: "sample", width: 26, height: 12, "aria-hidden": true }, stroke(series, "M1 6H25"));
@@ -658,10 +659,17 @@ function table(block) {
     return top || !index ? element("th", { ...kind, scope: top ? "col" : "row" }, cell) : element("td", kind, cell);
   }));
   const copies = block.copies.map(([label, text]) => copyButton(`Copy ${label}`, text));
-  return element("section", { class: "table" }, bar(block, element("div", { class: "copies" }, ...copies)),
-    element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": block.title || "table" },
-      element("table", {}, element("thead", {}, row(block.columns, true)),
-        element("tbody", {}, ...block.rows.map((cells) => row(cells, false))))),
+  const region = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": block.title || "table" },
+    element("table", {}, element("thead", {}, row(block.columns, true)),
+      element("tbody", {}, ...block.rows.map((cells) => row(cells, false)))));
+  const hint = element("p", { class: "hint" }, "Scroll sideways for more columns →");
+  const update = () => {
+    hint.hidden = region.scrollWidth <= region.clientWidth + 1;
+    region.classList.toggle("cut", !hint.hidden && region.scrollLeft + region.clientWidth < region.scrollWidth - 1);
+  };
+  region.addEventListener("scroll", update, { passive: true });
+  new ResizeObserver(update).observe(region);
+  return element("section", { class: "table" }, bar(block, element("div", { class: "copies" }, ...copies)), hint, region,
     ...block.notes.map((line) => element("p", { class: "small" }, line)));
 }
 
@@ -695,6 +703,17 @@ function tabs(block) {
 
 const paragraphs = (block) => block.paragraphs.map((line) => rich(element("p"), line));
 
+function lead(block) {
+  const node = element("section", { class: "lead" }, rich(element("p", { class: "headline" }), block.headline),
+    ...paragraphs(block));
+  if (block.command) {
+    node.append(element("div", { class: "next" },
+      element("p", {}, element("b", {}, "Next"), ` ${block.purpose}`), copyButton("Copy", block.command),
+      element("pre", { tabindex: 0 }, element("code", {}, block.command))));
+  }
+  return node;
+}
+
 const BUILDERS = {
   heading: (block) => element(`h${block.level}`, {}, block.text),
   text: (block) => element("div", { class: "text" }, ...paragraphs(block)),
@@ -703,7 +722,7 @@ const BUILDERS = {
     bar(block, copyButton("Copy", block.text)),
     element("pre", { tabindex: 0 }, element("code", {}, block.text))),
   details: (block) => element("details", {}, element("summary", {}, block.summary), ...block.blocks.map(build)),
-  cards, chart, table, heat, tabs,
+  lead, cards, chart, table, heat, tabs,
 };
 
 const TOOLS = { element, shape, button, shadeable, number, copyButton };

@@ -17,11 +17,11 @@ def cumulative_chart(measurements: Sequence[Measurement], colours: Colours) -> l
         curve = field.curve(measurement.spec)
         recent = list(range(1, len(curve.middle) + 1))
         middle, low, high = (rounded(line) for line in (curve.middle, curve.low, curve.high))
-        series.append(report.Series(name, recent, middle, colour, low=low, high=high, group=name))
+        series.append(report.Series(name, recent, middle, colour, low=low, high=high))
         if field.has_sink and field.stands_alone:
             rest = rounded(np.cumsum(field.shares(without_first=True)[::-1]))
             label = f"{name}, without the first token"
-            series.append(report.Series(label, recent[: len(rest)], rest, colour, dash=True, group=name))
+            series.append(report.Series(label, recent[: len(rest)], rest, colour, dash=True))
         if field.train_length and field.train_length <= field.length:
             trained[field.train_length] = report.Mark(field.train_length, f"trained at {field.train_length:,}")
     marks = [*trained.values(), report.Mark(0.99, "99%", "y")]

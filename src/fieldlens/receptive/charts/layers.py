@@ -1,10 +1,14 @@
 """Chart of the report: the receptive field of each layer's output."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from fieldlens.receptive.charts.base import Colours
 from fieldlens.receptive.result import Measurement
 from fieldlens.reporting import blocks as report
+
+PATTERNS: dict[float, bool | Literal["dots"]] = {0.5: "dots", 0.9: True, 0.99: False}
+"""Levels, and whether their lines are dashed or dotted: they can be told apart without colour."""
 
 
 def layer_chart(measurements: Sequence[Measurement], colours: Colours) -> list[report.Block]:
@@ -12,12 +16,12 @@ def layer_chart(measurements: Sequence[Measurement], colours: Colours) -> list[r
     series = []
     for measurement in measurements:
         colour, marker = colours[id(measurement)]
-        for level in (0.5, 0.9, 0.99):
+        for level, pattern in PATTERNS.items():
             points = [(number, layer.erf(level)) for number, layer in measurement.layer_fields().items()]
             if points:
                 numbers, tokens = zip(*points, strict=True)
                 name = f"{measurement.name}, {level:.0%}"
-                series.append(report.Series(name, numbers, tokens, colour, marker, dash=level < 0.99, group=name))
+                series.append(report.Series(name, numbers, tokens, colour, marker, dash=pattern, group=name))
     if not series:
         return []
     chart = report.Chart(

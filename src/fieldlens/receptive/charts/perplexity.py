@@ -1,6 +1,7 @@
 """Chart and tables of the report: perplexity by context length and by window (--check)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from fieldlens.evaluation.equivalence import percent
 from fieldlens.receptive.charts.base import Colours
@@ -8,6 +9,9 @@ from fieldlens.receptive.check import Check
 from fieldlens.receptive.result import Measurement
 from fieldlens.reporting import blocks as report
 from fieldlens.reporting.table import Table
+
+DWARFS = 8
+"""A value this many times the median needs a logarithmic axis."""
 
 
 def perplexity_chart(measurements: Sequence[Measurement], colours: Colours) -> list[report.Block]:
@@ -29,7 +33,7 @@ def perplexity_chart(measurements: Sequence[Measurement], colours: Colours) -> l
     chart = report.Chart(
         "Perplexity by context length, and by sliding window at the full context",
         report.Axis("tokens", log=True, format="tokens"),
-        report.Axis("perplexity", toggle=True),
+        report.Axis("perplexity", log=_dwarfed(series), toggle=True),
         series,
         [report.Mark(length, f"trained at {length:,}") for length in sorted(filter(None, trained))],
         f"All points use the same targets. Band: 95% interval over {checks[0][1].contexts.units()[1]}.",
@@ -38,21 +42,33 @@ def perplexity_chart(measurements: Sequence[Measurement], colours: Colours) -> l
     return [report.Heading("Check against perplexity"), chart, *tables]
 
 
-def _table(measurement: Measurement, check: Check) -> report.Block:
+def _dwarfed(series: Sequence[report.Series]) -> bool:
+    """Whether one value is so large that the others could not be told apart on a linear axis."""
+    values = sorted(value for line in series for value in line.y if value is not None)
+    return bool(values) and values[-1] > DWARFS * values[len(values) // 2]
+
+
+def comparison(check: Check, title: str) -> Table:
     """Every context and window with its perplexity, and how it compares with the reference context."""
-    reference = check.contexts.table[check.reference]
-    first = ["context", f"{check.reference:,}", f"{reference:.4g}", "1", "reference"]
-    rows = [first] + [
-        [
-            candidate.kind,
-            f"{candidate.tokens:,}",
-            f"{candidate.perplexity:.4g}",
-            candidate.interval.removeprefix("× ").replace("95% interval ", ""),
-            candidate.outcome,
-        ]
-        for candidate in check.candidates
-    ]
-    columns = ["kind", "tokens", "perplexity", "ratio, 95% interval", f"margin {percent(check.contexts.margin)}"]
+    intervals = {row["length"]: row for row in check.contexts.rows()}
+    full = check.contexts.table[check.reference]
+    rows = [["context", f"{check.reference:,}", f"{full:.4g}", _bounds(intervals[check.reference]), "1", "reference"]]
+    for candidate in check.candidates:
+        ratio = candidate.interval.removeprefix("× ").replace("95% interval ", "")
+        bounds = _bounds(intervals[candidate.tokens]) if candidate.kind == "context" else ""
+        kind, tokens = candidate.kind, f"{candidate.tokens:,}"
+        rows.append([kind, tokens, f"{candidate.perplexity:.4g}", bounds, ratio, candidate.outcome])
+    margin = f"margin {percent(check.contexts.margin)}"
+    return Table(["kind", "tokens", "perplexity", "95% interval", "ratio, 95% interval", margin], rows, title)
+
+
+def _bounds(row: dict[str, Any]) -> str:
+    low, high = row["low"], row["high"]
+    return "–" if low is None or high is None else f"{low:.4g}–{high:.4g}"
+
+
+def _table(measurement: Measurement, check: Check) -> report.Block:
     title = f"{measurement.name}: perplexity against the context of {check.reference:,} tokens"
-    copies = {"Markdown": Table(columns, rows).markdown(), "LaTeX": Table(columns, rows).latex()}
-    return report.DataTable(columns, rows, title, (), copies)
+    table = comparison(check, title)
+    copies = {"Markdown": table.markdown(), "LaTeX": table.latex()}
+    return report.DataTable(table.columns, table.rows, title, (), copies)

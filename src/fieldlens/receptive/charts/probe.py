@@ -23,7 +23,7 @@ def probe_chart(measurements: Sequence[Measurement], colours: Colours) -> list[r
         gained = [(worst - value) / (worst - best) if worst > best else None for value in losses]
         series.append(report.Series(f"{name}, by loss", cuts, gained, colour, dash=True))
         recent = rounded(np.cumsum(measurement.field.shares()[::-1]))
-        series.append(report.Series(f"{name}, by gradient", range(1, len(recent) + 1), recent, colour, dash=True))
+        series.append(report.Series(f"{name}, by gradient", range(1, len(recent) + 1), recent, colour, dash="dots"))
     if not series:
         return []
     chart = report.Chart(
