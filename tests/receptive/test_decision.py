@@ -41,6 +41,7 @@ def test_the_decision_comes_first_and_the_next_command_last() -> None:
     lines = advise(shares, None, enough, None, COMMAND)
     assert lines[0] == "A context of 64 tokens is enough: perplexity is within 2% of that with 256 tokens."
     assert lines[-1].startswith(f"Next: `{COMMAND} --text FILE` repeats")
+    assert decide(shares, enough, "fieldlens measure m --corpus c").command == "fieldlens measure m --text FILE"
     keep = decide(shares, Check(evaluation({16: 0.9, 32: 0.2, 64: 0.0}, trained=256), {}, {}, "float32"), COMMAND)
     assert keep.headline == "Keep all 64 tokens: 32 cost at least 22% of perplexity."
     doubled = Check(evaluation({16: 0.9, 64: 0.2, 128: 0.0}, trained=256), {}, {}, "float32")

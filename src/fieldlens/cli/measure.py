@@ -126,31 +126,28 @@ def measure(
         screen.print("starting …")  # importing torch takes seconds
 
     from fieldlens.receptive.budget import Budget
-    from fieldlens.receptive.measure_models import measure_all, remove_journals
-    from fieldlens.receptive.report import write
+    from fieldlens.receptive.measure_models import measure_all
     from fieldlens.receptive.request import MeasureRequest
     from fieldlens.storage.writable import check_folder
 
-    counts = {"segments": segments, "targets": targets, "windows": parse_lengths(windows) if windows else None}
-    fixed: dict[str, Any] = {name: value for name, value in counts.items() if value is not None}
+    widths = parse_lengths(windows) if windows else None
+    counts: dict[str, Any] = {"segments": segments, "targets": targets, "windows": widths}
+    fixed = {name: value for name, value in counts.items() if value is not None}
     request = MeasureRequest(
         corpus=corpus, text=text, length=length, target=target, average=average, window=window, method=method,
         sinks=sinks, plain=plain, probe=probe, check=check, target_seed=target_seed, train_length=train_length,
         split=split, margin=margin, cache_dtype=cache_dtype, **fixed,
     )  # fmt: skip
-    minutes = (MINUTES if screen.is_terminal else 0) if minutes is None else minutes
-    budget = Budget(minutes, frozenset(fixed), start) if minutes else None
+    limit = (MINUTES if screen.is_terminal else 0) if minutes is None else minutes
+    budget = Budget(limit, frozenset(fixed), start) if limit else None
     check_folder(out)
     with Watcher(screen, quiet=as_json) as watcher:
         device, dtype = _start(machine, watcher)
-        options: dict[str, Any] = {"device": device, "dtype": dtype, "watch": watcher.watch, "journals": out}
-        measurements = measure_all(list(models), request, **options, budget=budget)
+        measurements = measure_all(
+            models, request, device=device, dtype=dtype, watch=watcher.watch, journals=out, budget=budget
+        )
 
-    write(measurements, out, ["fieldlens", *sys.argv[1:]])
-    remove_journals(out)
-    _print(measurements, out, as_json)
-    if all(measurement.field.status for measurement in measurements):
-        sys.exit(3)
+    _report(measurements, out, as_json)
 
 
 def _start(machine: Machine, watcher: Watcher) -> "tuple[torch.device, torch.dtype]":
@@ -163,6 +160,18 @@ def _start(machine: Machine, watcher: Watcher) -> "tuple[torch.device, torch.dty
     if machine.dtype != "auto":
         watcher.watch(Warned(HALF_PRECISION.format(machine.dtype)))
     return device, torch.float32
+
+
+def _report(measurements: "list[Measurement]", out: Path, as_json: bool) -> None:
+    """Write and print the results. The exit code is 3 if no model has a receptive field."""
+    from fieldlens.receptive.measure_models import remove_journals
+    from fieldlens.receptive.report import write
+
+    write(measurements, out, ["fieldlens", *sys.argv[1:]])
+    remove_journals(out)
+    _print(measurements, out, as_json)
+    if all(measurement.field.status for measurement in measurements):
+        sys.exit(3)
 
 
 def _print(measurements: "list[Measurement]", out: Path, as_json: bool) -> None:

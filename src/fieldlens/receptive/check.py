@@ -126,14 +126,14 @@ class Check:
 
     @cached_property
     def candidates(self) -> list[Candidate]:
-        """Contexts and windows below the reference context, largest first."""
+        """Contexts, then windows, below the reference context, each from the largest down."""
         losses = {("context", length): losses for length, losses in self.contexts.losses.items()}
         losses |= {("window", width): evaluation.losses[self.longest] for width, evaluation in self.windows.items()}
         reference_N, (units_N, _) = self.contexts.quantities(self.reference), self.contexts.units()
         candidates = []
-        for (kind, tokens), losses_N in sorted(losses.items(), reverse=True):
+        for kind, tokens in sorted(losses, key=lambda name: (name[0], -name[1])):
             if tokens < self.reference:
-                values_N = losses_N.double().numpy()
+                values_N = losses[kind, tokens].double().numpy()
                 row = contrast(values_N, reference_N, units_N, self.contexts.margin)
                 perplexity, cache = ratio(float(values_N.mean())), self.cache.get(f"{kind} {tokens}")
                 candidates.append(Candidate(kind, tokens, perplexity, row, cache))

@@ -13,6 +13,9 @@ from fieldlens.receptive.field import ReceptiveField
 Options = dict[str, str | None]
 """Options of a command; None for an option without a value."""
 
+REPLACED = {"--text": ("--corpus", "--split")}
+"""Options that cannot be combined with another."""
+
 YOUR_TEXT = "repeats the measurement on your own text, which may need another context"
 
 
@@ -95,8 +98,9 @@ def with_options(command: str, options: Options) -> str:
         return ""
     words = shlex.split(command)
     for name, value in options.items():
-        if name in words:
-            place = words.index(name)
-            del words[place : place + (1 if value is None else 2)]
+        for old in (name, *REPLACED.get(name, ())):
+            if old in words:
+                place = words.index(old)
+                del words[place : place + (1 if value is None else 2)]
         words += [name] if value is None else [name, value]
     return shlex.join(words)

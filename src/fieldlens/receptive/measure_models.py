@@ -106,6 +106,11 @@ class _Session(NamedTuple):
     journals: Path | None
     deadline: Deadline | None
 
+    @property
+    def check_deadline(self) -> float | None:
+        """When the check must be done; None for no limit."""
+        return self.deadline.budget.check_deadline(self.deadline.time) if self.deadline else None
+
 
 def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, session: _Session) -> Measurement:
     session.watch(Stage(name, "loading"))
@@ -115,7 +120,7 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
     adapter = model.adapter
     session.watch(Stage(name))
     gradients = _runner(adapter, text, request, session)
-    most, request, length = gradients.most_targets, gradients.request, gradients.length
+    request, length = gradients.request, gradients.length
     stages = Stages(request, session.watch)
     gradients.watch = stages.watch()
     spans = eligible([len(ids) for ids in text.documents], protocol("last-token"), length)
@@ -127,14 +132,8 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
     journal = session.journals / JOURNAL.format(_address(model.about, text, asked)) if session.journals else None
     norms_NT = gradients.norms(anchors, Journal(journal) if journal else None)
     hook = gradients.embedding_hook
-    field = ReceptiveField(
-        norms_NT,
-        average=request.average,
-        name=name,
-        train_length=adapter.train_length,
-        bos=text.bos is not None,
-        reason=hook.reason,
-    )
+    has_bos = text.bos is not None
+    field = ReceptiveField(norms_NT, request.average, name, adapter.train_length, has_bos, hook.reason)
     if hook.has_other_inputs:
         session.watch(Warned(f"{name} {BESIDES}"))
     details = not field.status and not request.plain
@@ -147,9 +146,9 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
         rows = list(gradients.rows(anchors))
         probe_result = probe(adapter, rows, request.window, text.bos, stages.watch("probe"))
     if request.check:
-        end = session.deadline.budget.check_deadline(session.deadline.time) if session.deadline else None
-        request = request if end is None else replace(request, targets=most)  # the clock decides, not the estimate
-        check_result = check(adapter, text, length, request, model.about, stages.watch("check"), journal, end)
+        end = session.check_deadline
+        most = request if end is None else replace(request, targets=gradients.most_targets)  # the clock decides
+        check_result = check(adapter, text, length, most, model.about, stages.watch("check"), journal, end)
         request = request if end is None else replace(request, targets=len(check_result.contexts.targets))
     command = explicit_command(origin.text, request, length)
     if session.deadline is not None:
