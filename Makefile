@@ -49,6 +49,7 @@ bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmar
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/measuring.py
 	$(BIN)/python benchmarks/generation.py
+	$(BIN)/python benchmarks/explore.py
 	$(BIN)/python benchmarks/extension.py
 
 MINUTES ?= 60

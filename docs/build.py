@@ -24,6 +24,7 @@ MODULES = re.compile(r"\b(?:typing|collections\.abc|pathlib|numpy|torch|fieldlen
 PAGES = [
     "index.md",
     "measure.md",
+    "explore.md",
     "own-scheme.md",
     "evaluate.md",
     "extend.md",

@@ -18,6 +18,7 @@ from fieldlens.storage import atomic
 LENGTHS = ["--lengths", "8,16", "--segments", "4", "--threads", "1"]
 VERBS: dict[str, list[str]] = {
     "measure": ["measure", "runs/alibi", "--length", "16", "--segments", "2", "--plain", "--out", "out"],
+    "explore": ["explore", "runs/alibi", "--no-browser"],
     "evaluate": ["evaluate", "runs/alibi", *LENGTHS, "--out", "out"],
     "extend": [
         "extend",
@@ -110,6 +111,21 @@ def test_every_verb_has_a_call() -> None:
     assert {verb.__name__ for verb in cli.VERBS} == set(VERBS)
 
 
+@pytest.fixture
+def _stop_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server end as soon as it runs."""
+    uvicorn = pytest.importorskip("uvicorn", reason="needs the extra: pip install 'fieldlens[explore]'")
+    startup = uvicorn.Server.startup
+
+    async def start_and_stop(server: Any, sockets: Any = None) -> None:
+        await startup(server, sockets)
+        server.should_exit = True
+
+    monkeypatch.setattr(uvicorn.Server, "startup", start_and_stop)
+    monkeypatch.setattr("fieldlens.receptive.explorer.server.GRACE", 60.0)  # the model is loaded to the end
+
+
+@pytest.mark.usefixtures("_stop_serving")
 @pytest.mark.parametrize("verb", list(VERBS))
 def test_the_calls_succeed_without_a_fault(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, VERBS[verb])[0] == 0
@@ -119,6 +135,7 @@ def fault_points(words: list[str]) -> list[str]:
     """A function of each verb, far inside, in which the fault strikes."""
     return {
         "measure": ["fieldlens.receptive.measure_models.load"],
+        "explore": ["fieldlens.receptive.explorer.session.load"],
         "evaluate": ["fieldlens.evaluation.evaluate_models.load"],
         "extend": ["fieldlens.receptive.extend_model.load"],
         "compare": ["fieldlens.evaluation.result.read_result"],

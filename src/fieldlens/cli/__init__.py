@@ -14,6 +14,7 @@ from fieldlens import __version__
 from fieldlens.cli.compare import compare
 from fieldlens.cli.corpus import corpus
 from fieldlens.cli.evaluate import evaluate
+from fieldlens.cli.explore import explore
 from fieldlens.cli.extend import extend
 from fieldlens.cli.generate import generate
 from fieldlens.cli.measure import measure
@@ -28,12 +29,11 @@ from fieldlens.core.faults import machine_fault
 from fieldlens.training.recipe import RunOptions
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-EXTRAS = ("datasets", "gguf", "ray", "lm-eval", "tensorboard")
+EXTRAS = ("datasets", "gguf", "ray", "lm-eval", "tensorboard", "starlette", "uvicorn")
 EPILOGUE = """\
 fieldlens measure openai-community/gpt2    how far back does it look?
 fieldlens evaluate runs/first              does more context help?
-fieldlens train --out runs/first           train a small decoder
---install-completion --shell bash          also zsh, fish, powershell"""
+fieldlens train --out runs/first           train a small decoder"""
 OLD_FLAGS = {"--vocabulary": "--vocab-size"}
 """Flag names of version 0.1, accepted for one more release."""
 DEBUG = "--debug shows the traceback of an error."
@@ -86,7 +86,7 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-VERBS = (measure, evaluate, extend, compare, generate, train, runs, schemes, corpus, study, paper)
+VERBS = (measure, explore, evaluate, extend, compare, generate, train, runs, schemes, corpus, study, paper)
 for documented in (Machine, RunOptions, Changes, WorkerOptions, *VERBS):
     documented.__doc__ = flowing(documented.__doc__ or "")
 for position, verb in enumerate(VERBS):

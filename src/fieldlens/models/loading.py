@@ -35,8 +35,10 @@ class Model:
     about: ModelRecord
 
 
-def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length: int | None = None) -> Model:
-    """Load a model and check that it is causal."""
+def load(
+    origin: Origin, device: torch.device, dtype: torch.dtype, train_length: int | None = None, hash_weights: bool = True
+) -> Model:
+    """Load a model and check that it is causal; results need the hash of its weights, which takes seconds."""
     if train_length is not None and train_length < 1:
         raise BadInput(f"train length must be at least 1, got {train_length}")
     _check_source(origin)
@@ -56,7 +58,7 @@ def load(origin: Origin, device: torch.device, dtype: torch.dtype, train_length:
         "train_length": adapter.train_length,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
-        "weights": weights_hash(model),
+        "weights": weights_hash(model) if hash_weights else None,
         "configuration": _configuration(model.config, source_of(spec) if spec else {}),
     }
     return Model(adapter, about)

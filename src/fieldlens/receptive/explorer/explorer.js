@@ -561,7 +561,7 @@
         const result = await ask("api/target", query, options);
         targets.set(key(query), { ...query, ...result });
       },
-      loss: (query, tokens, options) => ask("api/loss", { ...query, tokens }, options),
+      losses: (query, tokens, options) => ask("api/loss", { ...query, tokens }, options),
     };
   }
 
@@ -788,12 +788,13 @@
 
     /** Asks the server for the loss with the context cut to the window. */
     async function measure() {
-      if (!source.loss || windowSize === null || state.layer) return;
+      if (!source.losses || windowSize === null || state.layer || lengthOf(target) < 2) return;
       const [own, count] = [target, size()];
       try {
-        const { loss } = await source.loss({ ...state }, count, {});
+        const { losses } = await source.losses({ ...state }, count, {});
+        own.losses = [losses[0], losses.at(-1)];
         if (own !== target || count !== size()) return;
-        measured = loss;
+        measured = losses.find(([tokens]) => tokens === count)[1];
         cut.replaceChildren(...windowReading().map((line) => element("p", {}, line)));
       } catch (error) {
         notify.failed(error.message);
@@ -978,7 +979,7 @@
         status.classList.remove("failed");
         if (typeof message === "function") stop = message;
         else {
-          state.textContent = message.stage;
+          state.textContent = `${message.stage[0].toUpperCase()}${message.stage.slice(1)} …`;
           if (message.done === null) bar.removeAttribute("value");
           else bar.value = message.done;
         }
@@ -1039,7 +1040,7 @@
         use.disabled = false;
         const { query, window } = shown.fromAddress();
         shown.setWindow(window);
-        const begin = about.text ? { id: about.text } : { text: block.samples[0].text };
+        const begin = about.text ? { id: about.text } : { text: block.samples[0].text, cut: true };
         if (query.text === null) await openText(begin, {});
         else await openText({ id: query.text }, query).catch(() => openText(begin, {}));
       } catch (error) {
