@@ -41,6 +41,7 @@ PAGES = [
     "commands.md",
     "api.md",
     "performance.md",
+    "gpus.md",
     "tested.md",
     "files.md",
 ]
@@ -97,6 +98,8 @@ def stage(folder: Path) -> list[str]:
         (docs / f"{name}.md").write_text(text)
     tested = docs / "tested.md"
     tested.write_text(tested.read_text().replace("<!-- campaign -->", campaign(ROOT / "docs" / "campaign.json")))
+    gpus = docs / "gpus.md"
+    gpus.write_text(gpus.read_text().replace("<!-- gpu -->", gpu_figures(ROOT / "benchmarks" / "gpu.json")))
     there = {path.name for path in docs.glob("*.md")}
     pages = [name for name in PAGES if name in there] + sorted(there - set(PAGES))
     nav = [{heading(docs / name): name} for name in pages]
@@ -256,6 +259,14 @@ def campaign(path: Path) -> str:
     about = f"Seed {record['seed']}, source {record['source']}, {versions}; {record['machine']}."
     listing = ["Harmless, skipped or wrong:", "", *(note.replace("<", "&lt;").replace("|", "\\|") for note in notes)]
     return "\n".join([_table(keys, rows), "", about, *(["", *listing] if notes else [])])
+
+
+def gpu_figures(path: Path) -> str:
+    """Where the figures of a GPU are, once somebody has committed them."""
+    if not path.exists():
+        return "Not yet measured: nobody has committed `benchmarks/gpu.json`."
+    figures = json.loads(path.read_text())
+    return f"On one {figures['gpu']}: [the tables](performance.md#gpu)."
 
 
 def performance() -> str:

@@ -1,5 +1,6 @@
 """What every test shares: one seed, and the schemes that contracts run over."""
 
+import os
 from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
 
@@ -14,6 +15,7 @@ pytest_plugins = ["browsing"]
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
 settings.load_profile("unhurried")
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores
+os.environ["OMP_NUM_THREADS"] = "1"  # also for the processes that tests start
 
 
 COMMON_SPECS = [

@@ -19,11 +19,11 @@ SOURCE = ROOT / "src" / "fieldlens"
 
 # Reading order: a room imports only from rooms above it, and a module only from modules before it in its room.
 ROOMS = {
-    "core": "limits memory faults errors events format device distributed",
+    "core": "limits memory cores faults errors events format device distributed",
     "storage": "records shape atomic writable journal folders sealed provenance checkpoints content_cache results "
     "run_dir",
     "schemes": "window softmax_options base discovery * spec __init__ layers validation",
-    "kernels": "layout rotary key_terms blocks cpu_flash content general attention",
+    "kernels": "layout rotary key_terms blocks cpu_flash content general flex selection attention",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
     "models": "decoder kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function adapters.adapt "
     "cost size gguf_metadata hub origin texts model_folder hf_cache hf_export loading",
@@ -42,7 +42,7 @@ ROOMS = {
     "study": "plan result_folder state results forecast executors job controller view page",
     "paper": "printed scale results cells fields diagrams pilot modern score_parts equation_3 parity evidence artifact "
     "artifacts.* claims.__init__ claims.* judge controls registration page",
-    "cli": "console progress * __init__",
+    "cli": "console progress installed * __init__",
 }
 
 

@@ -69,7 +69,7 @@ def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
 def test_version_prints_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [line.split()[0] for line in cli.versions().splitlines()]
     assert names[:5] == ["fieldlens", "python", "torch", "transformers", "tokenizers"]
-    monkeypatch.setattr(cli, "NEEDED", ("no-such-library",))
+    monkeypatch.setattr("fieldlens.cli.installed.NEEDED", ("no-such-library",))
     assert "no-such-library missing" in cli.versions()
 
 

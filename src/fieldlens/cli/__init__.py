@@ -1,22 +1,21 @@
 """The command line: one file per verb, each a thin call of the library; heavy libraries are imported inside."""
 
 import errno
-import importlib.metadata
 import inspect
 import os
-import platform
 import sys
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
-from fieldlens import __version__
 from fieldlens.cli.compare import compare
 from fieldlens.cli.corpus import corpus
+from fieldlens.cli.doctor import doctor
 from fieldlens.cli.evaluate import evaluate
 from fieldlens.cli.explore import explore
 from fieldlens.cli.extend import extend
 from fieldlens.cli.generate import generate
+from fieldlens.cli.installed import versions
 from fieldlens.cli.measure import measure
 from fieldlens.cli.paper import paper
 from fieldlens.cli.runs import runs
@@ -28,8 +27,6 @@ from fieldlens.core.errors import FieldlensError
 from fieldlens.core.faults import machine_fault
 from fieldlens.training.recipe import RunOptions
 
-NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-EXTRAS = ("datasets", "gguf", "ray", "lm-eval", "tensorboard", "starlette", "uvicorn")
 EPILOGUE = """\
 fieldlens measure openai-community/gpt2    how far back does it look?
 fieldlens evaluate runs/first              does more context help?
@@ -37,21 +34,6 @@ fieldlens train --out runs/first           train a small decoder"""
 OLD_FLAGS = {"--vocabulary": "--vocab-size"}
 """Flag names of version 0.1, accepted for one more release."""
 DEBUG = "--debug shows the traceback of an error."
-
-
-def versions() -> str:
-    """Versions to include in a bug report."""
-    lines = [f"fieldlens {__version__}", f"python {platform.python_version()}"]
-    lines += [f"{name} {_version(name) or 'missing'}" for name in NEEDED]
-    lines += [f"{name} {_version(name)}" for name in EXTRAS if _version(name)]
-    return "\n".join([*lines, f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"])
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 app = App(
@@ -86,7 +68,7 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-VERBS = (measure, explore, evaluate, extend, compare, generate, train, runs, schemes, corpus, study, paper)
+VERBS = (measure, explore, evaluate, extend, compare, generate, train, runs, schemes, corpus, study, paper, doctor)
 for documented in (Machine, RunOptions, Changes, WorkerOptions, *VERBS):
     documented.__doc__ = flowing(documented.__doc__ or "")
 for position, verb in enumerate(VERBS):

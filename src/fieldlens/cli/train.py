@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
@@ -15,6 +15,9 @@ from fieldlens.cli.console import console
 from fieldlens.cli.progress import Watcher
 from fieldlens.core.device import Machine
 from fieldlens.training.recipe import Recipe, RunOptions, recipe
+
+if TYPE_CHECKING:
+    from fieldlens.storage.run_dir import Run
 
 Changes = dataclasses.make_dataclass(
     "Changes", [(name, kind | None, None) for name, kind in get_type_hints(Recipe).items()], frozen=True
@@ -59,6 +62,7 @@ def train(
     from fieldlens.training.loop import train as train_decoder
     from fieldlens.training.update import Diverged
 
+    machine = _with_threads(machine, Run(out))
     with Watcher(console(stderr=True), quiet=as_json) as watcher, _compiler():
         try:
             status = train_decoder(
@@ -79,6 +83,15 @@ def train(
         _print_summary(summary)
     if status["state"] == "diverged":
         sys.exit(3)
+
+
+def _with_threads(machine: Machine, run: "Run") -> Machine:
+    """The machine with as many threads as cores are free; a resumed run keeps its number, which decides round-off."""
+    config = run.read(run.config)
+    if not config:
+        return machine.with_free_cores()
+    threads = [config, *config.get("later", [])][-1].get("machine", {}).get("threads")
+    return machine if threads is None else machine.with_free_cores(threads)
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 """Selection of device, dtype and number of threads, and the limit on what is read."""
 
+import dataclasses
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from fieldlens.core.cores import free_cores, usable_cores
 from fieldlens.core.errors import BadInput
 from fieldlens.core.limits import DOCUMENT_BYTES, document_bytes
 from fieldlens.core.memory import keep_pages
@@ -24,8 +27,8 @@ class Machine:
     dtype
         Dtype of weights and activations; auto is float32 on a CPU and bfloat16 on a GPU that supports it.
     threads
-        Number of CPU threads; torch's default if not set. Use 1 if other jobs run on the same machine: competing
-        threads are slow.
+        Number of CPU threads; torch's default if not set, but train takes the cores that are free when a run starts,
+        and the same number when it is resumed. Use 1 if other jobs run on the same machine: competing threads are slow.
     max_document_bytes
         Largest document to read, in bytes after decompression; a plain text file and a line of JSONL are one document.
         Raise it for larger ones; it protects against endless input and compression bombs.
@@ -52,6 +55,18 @@ class Machine:
         keep_pages()
         device = self.choose_device()
         return device, self.choose_dtype(device)
+
+    def with_free_cores(self, recorded: int | None = None) -> "Machine":
+        """The same machine with a fixed number of threads: as recorded, or as many as cores are free.
+
+        Unchanged if threads are set here or by OMP_NUM_THREADS, and on a GPU.
+        """
+        import torch
+
+        if self.threads is not None or "OMP_NUM_THREADS" in os.environ or self.choose_device().type != "cpu":
+            return self
+        threads = min(torch.get_num_threads(), free_cores()) if recorded is None else min(recorded, usable_cores())
+        return dataclasses.replace(self, threads=threads)
 
     def set_limits(self) -> None:
         """Set the size of the largest document that this process reads."""

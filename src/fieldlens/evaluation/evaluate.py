@@ -166,7 +166,7 @@ def evaluate(
         **about,
         **plan.about(),
         "protocol": {**plan.protocol.about(), "same_targets": same},
-        **provenance(adapter.device),
+        **provenance(adapter.device, adapter.kernel()),
         "seconds": time.perf_counter() - start,
     }
     bytes_N = (

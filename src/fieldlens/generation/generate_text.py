@@ -105,7 +105,7 @@ def generate_text(
         end=ends, watch=watch,
     )  # fmt: skip
     emit(detokenizer.end())
-    about = {"kind": KIND, "model": loaded.about, "prompt": text, **provenance(device)}
+    about = {"kind": KIND, "model": loaded.about, "prompt": text, **provenance(device, loaded.adapter.kernel())}
     ended = generation.ids[0][-1] in ends
     return GenerationOutput("".join(pieces), ended, replace(generation, plan=chosen_plan), about)
 

@@ -1,9 +1,10 @@
-"""Exact causal attention with a positional scheme: selects the kernel; context extension also calls cpu_flash.
+"""Exact causal attention with a positional scheme. selection.py chooses the kernel; extension also calls cpu_flash.
 
 Neither forward nor backward materialises an H·T·S tensor, including gradients of learned biases: see layout.py.
 Schemes that compute with scores materialise one block of queries at a time: see general.py.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,12 +13,23 @@ from torch import Tensor
 
 from fieldlens.core.errors import BadInput
 from fieldlens.kernels import cpu_flash
-from fieldlens.kernels.blocks import BlockAttention, few_with_key_terms, masked_attention
+from fieldlens.kernels.blocks import BlockAttention, attend_whole, few_with_key_terms, masked_attention
 from fieldlens.kernels.content import KeyColumns, Update, key_bias, query_features
+from fieldlens.kernels.flex import attend_flex, bias_form
 from fieldlens.kernels.general import ScoreTerms, attend_general
-from fieldlens.kernels.layout import BlockLayout, Layout, OneMask, Scattered, check_positions, make_layout
+from fieldlens.kernels.layout import (
+    FEW,
+    BlockLayout,
+    Contiguous,
+    Layout,
+    OneMask,
+    Scattered,
+    check_positions,
+    make_layout,
+)
 from fieldlens.kernels.rotary import RotaryTable, accumulation_dtype, apply_rotary, rotary_tables
-from fieldlens.schemes.base import Scheme, widest_float
+from fieldlens.kernels.selection import Case, choose_kernel, wants_flex
+from fieldlens.schemes.base import BiasForm, Scheme, widest_float
 from fieldlens.schemes.window import check_window, min_window
 
 
@@ -48,6 +60,8 @@ class Terms(NamedTuple):
     k_positions: Tensor
     plain: bool
     """Whether neither the input of the layer nor its scores matter, and there is no sink."""
+    form: BiasForm | None
+    """The bias in closed form, where a kernel may compute it."""
 
 
 def scheme_terms(
@@ -68,7 +82,10 @@ def scheme_terms(
     bias = table_HN if scheme.takes_scores else expand_bias(table_HN, layout, like, plain)
     rotations = rotary_tables(scheme, q_positions, new_positions, k_positions, like)
     q_scale = _query_scale(scheme, q_positions, layout, like)
-    return Terms(scheme, layout, bias, *rotations, q_scale, sink_H, new_positions, q_positions, k_positions, plain)
+    form = bias_form(scheme, table_HN is not None, like) if wants_flex(like.device) else None
+    return Terms(
+        scheme, layout, bias, *rotations, q_scale, sink_H, new_positions, q_positions, k_positions, plain, form
+    )
 
 
 def expand_bias(table_HN: Tensor | None, layout: Layout, like: Tensor, plain: bool = True) -> Tensor | None:
@@ -109,13 +126,16 @@ def attend(
 
     `x_BSD` is the input of the layer, which some schemes need; `update` appends new keys and values to a cache.
     """
+    if torch.is_autocast_enabled(q_BHTK.device.type):  # it would round scores before biases are added
+        with torch.autocast(q_BHTK.device.type, enabled=False):
+            return attend(q_BHTK, k_BHSK, v_BHSK, terms, x_BSD, update)
     q_BHTK, k_BHSK = apply_rotary(q_BHTK, terms.q_rotation), apply_rotary(k_BHSK, terms.k_rotation)
     if terms.q_scale is not None:
         q_BHTK = (q_BHTK * terms.q_scale).to(q_BHTK.dtype)
     if terms.plain:
         if update is not None:
             k_BHSK, v_BHSK = update(k_BHSK, v_BHSK)
-        return attend_kernel(q_BHTK, k_BHSK, v_BHSK, terms.bias, terms.layout)
+        return attend_kernel(q_BHTK, k_BHSK, v_BHSK, terms.bias, terms.layout, form=terms.form)
     return _attend_with_content(q_BHTK, k_BHSK, v_BHSK, terms, x_BSD, update)
 
 
@@ -142,7 +162,7 @@ def _attend_with_content(
         k_features = None if columns is None else columns.part("key_features")
         score_terms = ScoreTerms(terms.bias, bias_BHS, sink_BHT, q_features, k_features)
         return attend_general(scheme, q, k, v, terms.layout, score_terms)
-    return attend_kernel(q, k, v, terms.bias, terms.layout, bias_BHS, sink_BHT)
+    return attend_kernel(q, k, v, terms.bias, terms.layout, bias_BHS, sink_BHT, terms.form)
 
 
 def attend_kernel(
@@ -153,6 +173,7 @@ def attend_kernel(
     layout: Layout,
     key_bias_BHS: Tensor | None = None,
     sink_BHT: Tensor | None = None,
+    form: BiasForm | None = None,
 ) -> Tensor:
     """Attention over rotated queries and keys, with the result of `expand_bias` for this layout."""
     if bias is None:
@@ -165,12 +186,35 @@ def attend_kernel(
             return few_with_key_terms(q_BHTK, k_BHSK, v_BHSK, bias, key_bias_BHS, sink_BHT)
         return masked_attention(q_BHTK, k_BHSK, v_BHSK, bias)
     assert isinstance(layout, BlockLayout)
-    fixed = not bias.requires_grad and bias.dtype == q_BHTK.dtype
-    fused = fixed and q_BHTK.device.type == "cpu" and cpu_flash.available()
-    if q_BHTK.shape[2] == 1 and not torch.is_grad_enabled() and not more:
-        return _attend_single_query(q_BHTK, k_BHSK, v_BHSK, bias, layout, fused)
-    kernel = cpu_flash.CpuFlashAttention if fused else BlockAttention
-    return kernel.apply(q_BHTK, k_BHSK, v_BHSK, bias, layout, key_bias_BHS, sink_BHT)
+    case = _case(q_BHTK, bias, layout, sink_BHT, (q_BHTK, k_BHSK, v_BHSK, bias, key_bias_BHS, sink_BHT))
+    kernel = choose_kernel(case).kernel
+    if kernel == "flex":
+        assert isinstance(layout, Contiguous)
+        return attend_flex(q_BHTK, k_BHSK, v_BHSK, bias, layout, form, key_bias_BHS, sink_BHT)
+    if q_BHTK.shape[2] == 1 and not torch.is_grad_enabled() and not more and kernel != "sdpa":
+        return _attend_single_query(q_BHTK, k_BHSK, v_BHSK, bias, layout, kernel == "cpu_flash")
+    return KERNELS[kernel](q_BHTK, k_BHSK, v_BHSK, bias, layout, key_bias_BHS, sink_BHT)
+
+
+KERNELS: dict[str, Callable[..., Tensor]] = {
+    "cpu_flash": cpu_flash.CpuFlashAttention.apply,
+    "blocks": BlockAttention.apply,
+    "sdpa": attend_whole,
+}
+
+
+def _case(q: Tensor, bias: Tensor, layout: BlockLayout, sink: Tensor | None, inputs: tuple[Tensor | None, ...]) -> Case:
+    """What the choice of a kernel depends on, for these inputs."""
+    return Case(
+        q.device,
+        q.dtype,
+        q.shape[3],
+        consecutive=isinstance(layout, Contiguous) and layout.q_offset + layout.q_count == layout.k_count,
+        few=q.shape[2] <= FEW,
+        fixed=not bias.requires_grad and bias.dtype == q.dtype,
+        gradient=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs),
+        sink=sink is not None,
+    )
 
 
 def _attend_single_query(

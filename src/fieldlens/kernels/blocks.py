@@ -106,3 +106,21 @@ def few_with_key_terms(
         mask = mask + (key_bias - shift)[:, :, None].to(mask.dtype)
         sink = None if sink is None else sink - shift
     return masked_attention(q, k, v, mask, None if sink is None else sink[..., None])
+
+
+def attend_whole(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    layout: BlockLayout,
+    key_bias: Tensor | None,
+    sink: Tensor | None,
+) -> Tensor:
+    """The same as `BlockAttention` with one mask for all queries and without a backward pass of its own."""
+    parts = []
+    for queries, keys in layout.blocks(q.shape[2]):
+        mask, sink_i = _block_terms(layout, bias, key_bias, sink, queries, keys)
+        rows = masked_attention(q[:, :, queries].flip(2), k[:, :, keys], v[:, :, keys], mask, sink_i)
+        parts.append(layout.zero_fully_masked(rows, queries).flip(2))
+    return torch.cat(parts[::-1], 2)

@@ -60,4 +60,4 @@ def measure_parts(job: Job, runs: Path, folder: Path) -> None:
         "inside": summarise(parts, slice(recipe.length // 2, recipe.length), embedding_TD).to_json(),
         "past": summarise(parts, slice(length // 2, length), embedding_TD).to_json(),
     }
-    write_result(result_file(folder), content | provenance(torch.device("cpu")))
+    write_result(result_file(folder), content | provenance(adapter.device, adapter.kernel()))

@@ -24,6 +24,7 @@ from torch import Tensor
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import BadInput
 from fieldlens.core.format import slug
+from fieldlens.kernels.selection import describe_kernels
 from fieldlens.models.decoder import Config, Decoder
 from fieldlens.storage.provenance import provenance
 from fieldlens.storage.results import write_result
@@ -176,7 +177,9 @@ def perform(trial: Trial, folder: Path) -> None:
         accuracies[str(bits)] = accuracy(model, bits, trial.task.trials, torch.Generator().manual_seed(bits))
     content = {"kind": KIND, "address": trial.address, "scheme": trial.scheme, "seed": trial.seed}
     content |= {"task": asdict(trial.task), "reached": longest, "accuracy": accuracies}
-    write_result(trial.file(folder), content | provenance(torch.device("cpu")))
+    device = torch.device("cpu")
+    kernel = describe_kernels(model.scheme.distinct_schemes, device, torch.float32, training=True)
+    write_result(trial.file(folder), content | provenance(device, kernel))
 
 
 def perform_all(trials: Sequence[Trial], folder: Path, workers: int, machine: Machine) -> None:

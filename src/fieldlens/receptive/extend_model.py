@@ -160,7 +160,7 @@ def _judged(
         "results": rows,
         "methods": records,
         "refused": refused,
-        **provenance(session.model.adapter.device),
+        **provenance(session.model.adapter.device, session.model.adapter.kernel()),
     }
 
 

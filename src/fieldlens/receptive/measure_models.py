@@ -161,7 +161,7 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
         "targets": _targets(anchors, check_result),
         "theoretical": theoretical(adapter, request.window, norms_NT),
         "attention": mixed_attention(adapter, request.window, length),
-        **provenance(session.device),
+        **provenance(session.device, adapter.kernel(gradient=True)),
     }
     if hook.has_other_inputs:
         about["besides"] = BESIDES

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fieldlens.core.errors import BadInput
-from fieldlens.schemes.base import Scheme, widest_float
+from fieldlens.schemes.base import BiasForm, Scheme, widest_float
 
 MAX_SHIFT = 100
 
@@ -21,6 +21,10 @@ def interpolated(heads: int) -> list[float]:
     """Slopes as in the ALiBi code: those for the power of two P ≤ H, then every second one of those for 2P."""
     power = 2 ** int(math.log2(heads))
     return geometric(power) + geometric(2 * power)[::2][: heads - power]
+
+
+def line(distance: Tensor, slope: Tensor) -> Tensor:
+    return -slope * distance
 
 
 class ALiBi(Scheme):
@@ -62,3 +66,6 @@ class ALiBi(Scheme):
     def bias(self, distances_N: Tensor) -> Tensor:
         distances_N = widest_float(distances_N)
         return -torch.tensor(self.slopes, dtype=distances_N.dtype, device=distances_N.device)[:, None] * distances_N
+
+    def bias_form(self) -> BiasForm:
+        return BiasForm(line, (torch.tensor(self.slopes, dtype=torch.float64),))

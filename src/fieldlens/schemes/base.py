@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -59,6 +60,14 @@ class ScoreBlock(NamedTuple):
             return values_BHts.flip(3).cumsum(3).flip(3)
         order_BHts = self.k_positions_Bs.argsort(descending=True)[:, None, None].expand(values_BHts.shape)
         return torch.zeros_like(values_BHts).scatter(3, order_BHts, values_BHts.gather(3, order_BHts).cumsum(3))
+
+
+class BiasForm(NamedTuple):
+    """A bias as a function of distance and of coefficients of the head, for kernels that compute it while they run."""
+
+    curve: Callable[..., Tensor]
+    """Elementwise function, at the top level of a module, of distances and of one number per coefficient."""
+    coefficients_H: tuple[Tensor, ...]
 
 
 class Scheme(nn.Module):
@@ -146,6 +155,10 @@ class Scheme(nn.Module):
 
     def bias(self, distances_N: Tensor) -> Tensor | None:
         """Biases added to the scaled scores of keys at these distances before the query: (N,) -> (H, N)."""
+        return None
+
+    def bias_form(self) -> BiasForm | None:
+        """The same as `bias` in closed form, if there is one: on GPUs it is faster than reading a table."""
         return None
 
     def query_scale(self, positions: Tensor, visible: Tensor) -> Tensor | None:

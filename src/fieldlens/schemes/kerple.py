@@ -5,10 +5,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fieldlens.schemes.base import Scheme, widest_float
+from fieldlens.schemes.base import BiasForm, Scheme, widest_float
 
 MINIMUM = 0.01
 """Lower bound of both parameters, as in the authors' code."""
+
+
+def logarithm(distance: Tensor, p: Tensor, a: Tensor) -> Tensor:
+    return -p * torch.log1p(a * distance)
 
 
 class Kerple(Scheme):
@@ -46,3 +50,6 @@ class Kerple(Scheme):
         if self.kind == "log":
             return -p_H1 * torch.log1p(a_H1 * distances_N)
         return -a_H1 * distances_N**p_H1
+
+    def bias_form(self) -> BiasForm | None:
+        return BiasForm(logarithm, (self.p_H, self.a_H)) if self.kind == "log" else None

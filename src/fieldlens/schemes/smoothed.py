@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fieldlens.schemes.base import Scheme, widest_float
+from fieldlens.schemes.base import BiasForm, Scheme, widest_float
 from fieldlens.schemes.sandwich import ratios, wave
 
 PRINTED = (-0.825, -0.8)
@@ -18,6 +18,10 @@ def log_fit(distances_N: Tensor, values_N: Tensor) -> tuple[float, float]:
     centred_N = x_N - x_N.mean()
     slope = (centred_N * y_N).sum() / (centred_N**2).sum()
     return float(slope), float(y_N.mean() - slope * x_N.mean())
+
+
+def logarithm(distance: Tensor, slope: Tensor, constant: Tensor) -> Tensor:
+    return slope * torch.log1p(distance) + constant
 
 
 class Smoothed(Scheme):
@@ -44,3 +48,7 @@ class Smoothed(Scheme):
     def bias(self, distances_N: Tensor) -> Tensor:
         curve_N = self.slope * torch.log1p(widest_float(distances_N)) + self.constant
         return curve_N * 8 / ratios(self.heads).to(curve_N)[:, None]
+
+    def bias_form(self) -> BiasForm:
+        factors_H = 8 / ratios(self.heads)
+        return BiasForm(logarithm, (self.slope * factors_H, self.constant * factors_H))

@@ -10,8 +10,11 @@ import fieldlens
 from fieldlens.storage.records import Provenance
 
 
-def provenance(device: torch.device, **machine: Any) -> Provenance:
-    """Versions and machine, as every result and every run records them; `machine` adds to the latter."""
+def provenance(device: torch.device, kernel: str, **machine: Any) -> Provenance:
+    """Versions and machine, as every result and every run records them; `machine` adds to the latter.
+
+    `kernel` is that of the attention over many tokens, and why it was chosen.
+    """
     return {
         "versions": {
             "fieldlens": fieldlens.__version__,
@@ -23,6 +26,7 @@ def provenance(device: torch.device, **machine: Any) -> Provenance:
             "device": str(device),
             "threads": torch.get_num_threads(),
             "capability": torch.backends.cpu.get_cpu_capability(),
+            "kernel": kernel,
             **machine,
         },
     }

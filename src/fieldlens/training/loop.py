@@ -201,7 +201,11 @@ def describe(
         "parameters": sum(parameter.numel() for parameter in trainer.decoder.parameters()),
         "unigram_perplexity": unigram_perplexity(tokens),
         **provenance(
-            trainer.device, dtype=_name(trainer.dtype), processes=trainer.world.size, compiled=options.compile
+            trainer.device,
+            trainer.kernel(),
+            dtype=_name(trainer.dtype),
+            processes=trainer.world.size,
+            compiled=options.compile,
         ),
     }
 

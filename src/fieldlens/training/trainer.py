@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fieldlens.core.distributed import World
 from fieldlens.data.batches import batch_at
 from fieldlens.data.tokens import TokenizedCorpus
+from fieldlens.kernels.selection import describe_kernels
 from fieldlens.models.decoder import Config, Decoder
 from fieldlens.schemes.validation import check_scheme
 from fieldlens.training.loss import LARGEST, cross_entropy
@@ -75,11 +76,16 @@ class Trainer:
             micro_BT = ids_BT[micro :: recipe.accumulation]
             micro_BT = micro_BT[self.world.rows(len(micro_BT))].to(self.device)
             waits = self.world.size > 1 and micro + 1 < recipe.accumulation
-            with self.objective.no_sync() if waits else nullcontext(), self.precision():  # type: ignore[operator]
-                part = self.objective(micro_BT) / recipe.accumulation
-                part.backward()
+            with self.objective.no_sync() if waits else nullcontext():  # type: ignore[operator]
+                with self.precision():
+                    part = self.objective(micro_BT) / recipe.accumulation
+                part.backward()  # outside of autocast, which would round the gradients of scores and biases
             loss += float(part.detach())
         return self.world.mean(loss)
+
+    def kernel(self) -> str:
+        """The attention kernel and why it is used."""
+        return describe_kernels(self.decoder.scheme.distinct_schemes, self.device, self.dtype, training=True)
 
     def advance(self) -> dict[str, Any]:
         """One optimiser step. Raises Diverged, without an update, if the gradient is not finite."""

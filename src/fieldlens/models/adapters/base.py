@@ -40,6 +40,10 @@ class ModelAdapter(ABC):
     windows: tuple[int | None, ...] = (None,)
     """The window of each layer."""
 
+    def kernel(self, gradient: bool = False) -> str:
+        """The attention kernel and why it is used, as results record it."""
+        return "the model's own"
+
     @abstractmethod
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
         """Logits after the last `keep` tokens, in chunks (B, t, V). `first` is the position of the first token."""

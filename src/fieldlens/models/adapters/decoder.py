@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fieldlens.kernels.content import KeyColumns
+from fieldlens.kernels.selection import describe_kernels
 from fieldlens.models.adapters.base import ModelAdapter, count_parameters
 from fieldlens.models.decoder import Decoder
 from fieldlens.schemes.window import min_window
@@ -29,6 +30,9 @@ class DecoderAdapter(ModelAdapter):
         self.parameters = count_parameters(decoder, decoder.embedding)
         self.train_length = config.train_length
         self.windows = decoder.windows
+
+    def kernel(self, gradient: bool = False) -> str:
+        return describe_kernels(self.decoder.scheme.distinct_schemes, self.device, self.dtype, gradient)
 
     def cache_size(self, tokens: int, window: int | None = None) -> int:
         kept = [min(tokens, min_window(own, window) or tokens) for own in self.windows]

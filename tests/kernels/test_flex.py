@@ -1,0 +1,300 @@
+"""FlexAttention: equal to blocks for every scheme, its mask, its compilations, and when it is not used.
+
+The uncompiled kernel has a complete backward pass on a CPU below one check of the device, which is replaced here: so
+every gradient is compared in float64. Compiled kernels run on a CPU in inference only.
+"""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from conftest import all_specs
+from torch.nn.attention.flex_attention import create_block_mask
+
+import fieldlens
+from fieldlens.core.errors import BadInput
+from fieldlens.kernels import flex, selection
+from fieldlens.kernels.layout import Contiguous
+
+HEADS, WIDTH = 2, 16
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # torch's own tracing
+]
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """Select a kernel; returns the list of kernels that were then chosen. Flex runs uncompiled, with gradients."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    monkeypatch.setattr(flex, "COMPILED", False)
+    return lambda name: record_choices(monkeypatch, name)
+
+
+def record_choices(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    chosen: list[str] = []
+
+    def choose(case: selection.Case) -> selection.Choice:
+        choice = selection.choose_kernel(case)
+        chosen.append(choice.kernel)
+        return choice
+
+    monkeypatch.setenv("FIELDLENS_KERNEL", name)
+    monkeypatch.setattr("fieldlens.kernels.attention.choose_kernel", choose)
+    return chosen
+
+
+def results(spec: str, window: int | None, queries: int, keys: int, **options: Any) -> list[torch.Tensor]:
+    """The output, and the gradients of q, k, v, the layer's input and all parameters, with the same random numbers."""
+    options = {"dtype": torch.float64, **options}
+    torch.manual_seed(1)
+    built = fieldlens.scheme(spec, HEADS, WIDTH, train_length=16).to(**options)
+    shapes = [(2, HEADS, count, WIDTH) for count in (queries, keys, keys)]
+    inputs = [torch.randn(shape, requires_grad=True, **options) for shape in shapes]
+    x_BSD = torch.randn(2, keys, HEADS * WIDTH, requires_grad=True, **options)
+    out = fieldlens.attention(*inputs, built, window, x_BSD=x_BSD)
+    sought = [*inputs, x_BSD, *built.parameters()]
+    return [out, *torch.autograd.grad(out.cos().sum(), sought, allow_unused=True, materialize_grads=True)]
+
+
+def serves(spec: str) -> bool:
+    """Whether flex can compute a scheme: it adds biases, but cannot call a scheme that computes with scores."""
+    return not fieldlens.scheme(spec, HEADS, WIDTH, train_length=16).takes_scores
+
+
+def has_terms(spec: str, window: int | None) -> bool:
+    """Whether there is anything to add to plain causal attention, which needs no kernel of ours."""
+    built = fieldlens.scheme(spec, HEADS, WIDTH, train_length=16)
+    more = built.has_sink or built.takes_input or (built.softmax_options and built.softmax_options.sink_H is not None)
+    return bool(window is not None or more or built.bias(torch.arange(2)) is not None)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_flex_equals_blocks(every_spec: str, window: int | None, uncompiled: Callable[[str], list[str]]) -> None:
+    """Output and gradients of q, k, v, the layer's input and all parameters, in float64."""
+    uncompiled("blocks")
+    expected = results(every_spec, window, 150, 150)
+    chosen = uncompiled("flex")
+    computed = results(every_spec, window, 150, 150)
+    assert set(chosen) == ({"flex"} if serves(every_spec) and has_terms(every_spec, window) else set())
+    for ours, theirs in zip(computed, expected, strict=True):
+        assert (ours - theirs).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("spec", ["alibi", "t5", "fox:sink=learned"])
+@pytest.mark.parametrize(("queries", "keys", "window"), [(100, 300, None), (130, 300, 20), (128, 256, 129)])
+def test_flex_with_fewer_queries_than_keys(
+    spec: str, queries: int, keys: int, window: int | None, uncompiled: Callable[[str], list[str]]
+) -> None:
+    uncompiled("blocks")
+    expected = results(spec, window, queries, keys)
+    chosen = uncompiled("flex")
+    computed = results(spec, window, queries, keys)
+    assert chosen == ["flex"]
+    for ours, theirs in zip(computed, expected, strict=True):
+        assert (ours - theirs).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_sdpa_equals_blocks(every_spec: str, window: int | None, uncompiled: Callable[[str], list[str]]) -> None:
+    uncompiled("blocks")
+    expected = results(every_spec, window, 90, 150)
+    chosen = uncompiled("sdpa")
+    computed = results(every_spec, window, 90, 150)
+    assert set(chosen) <= {"sdpa"}
+    for ours, theirs in zip(computed, expected, strict=True):
+        assert (ours - theirs).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(("q_blocks", "k_blocks"), [(1, 1), (3, 3), (1, 4), (2, 5)])
+@pytest.mark.parametrize("window", [None, 1, 2, 127, 128, 129, 300, 10**6])
+def test_flex_block_mask_equals_that_of_torch(q_blocks: int, k_blocks: int, window: int | None) -> None:
+    """Ours is built from whole blocks, without a tensor of T × S elements."""
+    offset = (k_blocks - q_blocks) * flex.BLOCK
+    width = 10**9 if window is None else window
+
+    def visible(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return (i + offset - j >= 0) & (i + offset - j < width)
+
+    sizes = q_blocks * flex.BLOCK, k_blocks * flex.BLOCK
+    expected = create_block_mask(visible, None, None, *sizes, device="cpu", BLOCK_SIZE=flex.BLOCK)
+    ours = flex.block_mask(q_blocks, k_blocks, window, torch.device("cpu"))
+    assert ours.shape == expected.shape
+    for kind in ("kv", "full_kv", "q", "full_q"):
+        counts, expected_counts = (getattr(mask, f"{kind}_num_blocks") for mask in (ours, expected))
+        assert torch.equal(counts, expected_counts)
+        indices, expected_indices = (getattr(mask, f"{kind}_indices")[0, 0] for mask in (ours, expected))
+        for row, count in enumerate(counts.flatten().tolist()):
+            assert sorted(indices[row, :count].tolist()) == sorted(expected_indices[row, :count].tolist())
+    i, j = torch.arange(sizes[0])[:, None], torch.arange(sizes[1])
+    assert torch.equal(ours.mask_mod(0, 0, i, j), visible(i, i, i, j))  # type: ignore[arg-type]
+
+
+def test_flex_block_masks_are_made_once_per_shape() -> None:
+    device = torch.device("cpu")
+    assert flex.block_mask(2, 2, 40, device) is flex.block_mask(2, 2, 40, device)
+
+
+def test_flex_keeps_long_sums_exact_in_float32(uncompiled: Callable[[str], list[str]]) -> None:
+    """The decays of FoX are sums over the text, near 4000 here: in float32 alone they would be off by 2e-4."""
+    key_bias = -torch.linspace(0, 4000, 256, dtype=torch.float64).expand(1, HEADS, -1)
+    q, k, v = (torch.randn(1, HEADS, 256, WIDTH) for _ in range(3))
+    layout = Contiguous(0, 256, 0, 256, None, q.device)
+    bias = layout.expand(torch.zeros(HEADS, 256))
+    out = flex.attend_flex(q, k, v, bias, layout, None, key_bias, None)
+    wide = flex.attend_flex(q.double(), k.double(), v.double(), bias.double(), layout, None, key_bias, None)
+    assert (out - wide).abs().max() < 2e-6
+
+
+def test_flex_closed_forms_equal_the_tables(every_spec: str) -> None:
+    built = fieldlens.scheme(every_spec, 12, 64, train_length=16)
+    form = built.bias_form()
+    if form is None:
+        return
+    distances = torch.arange(5000)
+    rows = [form.curve(distances.double(), *(c_H[h].double() for c_H in form.coefficients_H)) for h in range(12)]
+    torch.testing.assert_close(torch.stack(rows), built.bias(distances), rtol=1e-14, atol=1e-14)
+
+
+def test_flex_uses_no_closed_form_of_a_parent_with_another_bias() -> None:
+    class Halved(type(fieldlens.scheme("alibi", HEADS, WIDTH))):  # type: ignore[misc]
+        def bias(self, distances_N: torch.Tensor) -> torch.Tensor:
+            return super().bias(distances_N) / 2
+
+    q = torch.empty(1, HEADS, 90, WIDTH)
+    assert flex.bias_form(fieldlens.scheme("alibi", HEADS, WIDTH), True, q) is not None
+    assert flex.bias_form(Halved(HEADS, WIDTH), True, q) is None
+
+
+def count_compilations(lengths: list[int], windows: list[int | None], specs: list[str]) -> int:
+    """Graphs that torch compiles for these inputs, by its own count."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    run = flex._compiled.__wrapped__("eager")
+    for spec in specs:
+        built = fieldlens.scheme(spec, HEADS, WIDTH)
+        for length in lengths:
+            for window in windows:
+                q = torch.randn(1, HEADS, length, WIDTH)
+                with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+                    patch.setattr(flex, "kernel", lambda: run)
+                    fieldlens.attention(q, q, q, built, window)
+    return counters["stats"]["unique_graphs"]
+
+
+def test_flex_compiles_once_per_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study's lengths, with and without a window, compile once for each padded length; more than the default 8."""
+    monkeypatch.setenv("FIELDLENS_KERNEL", "flex")
+    monkeypatch.setattr(flex, "failure", lambda device: None)
+    assert count_compilations([65, 100, 127, 128, 129, 200, 256, 300], [None, 50, 90], ["alibi"]) == 3
+    assert count_compilations([128 * n for n in range(1, 11)], [None], ["alibi"]) == 10
+    assert count_compilations([128], [None], ["alibi", "alibi:shift=2", "sandwich", "sandwich:dims=64"]) == 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # in torch's compiler
+@pytest.mark.parametrize("spec", ["kerple", "sandwich"])
+def test_flex_compiled_on_a_cpu_in_inference(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed form and a table, with a window; benchmarks/gpu.py does it for every scheme."""
+    flex.failure.cache_clear()
+    q, k, v = (torch.randn(1, HEADS, 128, WIDTH) for _ in range(3))
+    built = fieldlens.scheme(spec, HEADS, WIDTH)
+    with torch.no_grad():
+        expected = fieldlens.attention(q.double(), k.double(), v.double(), built.double(), 70)
+        chosen = record_choices(monkeypatch, "flex")
+        computed = fieldlens.attention(q, k, v, built.float(), 70)
+    assert chosen == ["flex"], selection.flex_obstacle(selection.Case(q.device, q.dtype, WIDTH))
+    assert (computed - expected).abs().max() < 1e-5
+
+
+CPU, CUDA_DEVICE = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernel", "reason"),
+    [
+        ({}, "flex", "CUDA"),
+        ({"fixed": False, "gradient": True, "sink": True}, "flex", "CUDA"),
+        ({"head_width": 8}, "blocks", "not flex: head width 8 is less than 16"),
+        ({"consecutive": False}, "blocks", "not flex: positions are not consecutive"),
+        ({"few": True}, "blocks", "not flex: few queries"),
+        ({"dtype": torch.float64}, "blocks", "not flex: float64"),
+        ({"device": torch.device("mps")}, "blocks", "mps"),
+        ({"device": CPU}, "cpu_flash", "fixed bias on a CPU"),
+        ({"device": CPU, "fixed": False}, "blocks", "learned bias on a CPU"),
+    ],
+)
+def test_flex_is_chosen_where_it_serves(
+    changes: dict[str, Any], kernel: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FIELDLENS_KERNEL", raising=False)
+    monkeypatch.setattr(flex, "failure", lambda device: None)
+    case = selection.Case(CUDA_DEVICE, torch.bfloat16, 64)._replace(**changes)
+    assert selection.choose_kernel(case) == (kernel, reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "chosen"),
+    [
+        ("flex", {}, "flex (FIELDLENS_KERNEL=flex)"),
+        ("flex", {"gradient": True}, "cpu_flash (not flex: compiled on a CPU it has no backward pass)"),
+        ("flex", {"sink": True}, "cpu_flash (not flex: compiled on a CPU it has no normaliser for sinks)"),
+        ("flex", {"device": torch.device("mps")}, "blocks (not flex: it has no backward pass on mps)"),
+        ("blocks", {}, "blocks (FIELDLENS_KERNEL=blocks)"),
+        ("sdpa", {"device": CUDA_DEVICE}, "sdpa (FIELDLENS_KERNEL=sdpa)"),
+    ],
+)
+def test_flex_and_other_kernels_by_request(
+    name: str, changes: dict[str, Any], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FIELDLENS_KERNEL", name)
+    monkeypatch.setattr(flex, "failure", lambda device: None)
+    assert str(selection.choose_kernel(selection.Case(CPU, torch.float32, 64)._replace(**changes))) == chosen
+
+
+def test_unknown_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIELDLENS_KERNEL", "flexx")
+    with pytest.raises(BadInput, match="unknown value of FIELDLENS_KERNEL 'flexx': did you mean 'flex'\\?"):
+        results("alibi", None, 90, 90)
+
+
+def test_flex_that_does_not_compile_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no C++ compiler\nwith details")
+
+    monkeypatch.setattr(flex, "_compiled", lambda: broken)
+    flex.failure.cache_clear()
+    try:
+        assert flex.failure(CPU) == "it does not compile here (RuntimeError: no C++ compiler)"
+    finally:
+        flex.failure.cache_clear()
+
+
+@CUDA
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_flex_on_cuda_equals_blocks(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled kernel with all gradients, for every scheme, with and without a window."""
+    for spec, window in product(all_specs(), (None, 70)):
+        monkeypatch.setenv("FIELDLENS_KERNEL", "flex")
+        computed = results(spec, window, 300, 300, dtype=dtype, device="cuda")
+        monkeypatch.setenv("FIELDLENS_KERNEL", "blocks")
+        expected = results(spec, window, 300, 300, dtype=dtype, device="cuda")
+        tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+        for ours, theirs in zip(computed, expected, strict=True):
+            assert (ours - theirs).abs().max() <= tolerance * max(1.0, float(theirs.abs().max())), (spec, window)
+
+
+@CUDA
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["flex", "blocks", "sdpa"])
+def test_kernels_on_cuda_are_deterministic(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learned biases too: their gradients are summed in a fixed order."""
+    monkeypatch.setenv("FIELDLENS_KERNEL", name)
+    first, second = (results("t5", None, 300, 300, dtype=torch.float32, device="cuda") for _ in range(2))
+    for one_time, other_time in zip(first, second, strict=True):
+        assert torch.equal(one_time, other_time)
