@@ -1,6 +1,7 @@
 """The examples run as they say, from an empty folder."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,27 @@ def test_every_example_is_run() -> None:
         "cliff.py",
         "salience.py",
     }
+
+
+def test_the_cluster_file() -> None:
+    """The commands in it are commands of fieldlens."""
+    import yaml
+
+    from fieldlens import cli
+
+    path = EXAMPLES / "cluster.yaml"
+    cluster = yaml.safe_load(path.read_text())
+    assert cluster["min_workers"] == cluster["max_workers"] == len(cluster["provider"]["worker_ips"])
+    comment = " ".join(line.lstrip("# ").strip() for line in path.read_text().splitlines() if line.startswith("#"))
+    commands = re.findall(r"'fieldlens (study [^']*)'", comment)
+    assert len(commands) == 2
+    for command in commands:
+        verb, _, _ = cli.app.parse_args(command.split(), exit_on_error=False, print_error=False)
+        assert verb is cli.study
+
+
+def test_ray_accepts_the_cluster_file() -> None:
+    import yaml
+
+    schema = pytest.importorskip("ray.autoscaler._private.util", reason="needs the extra: ray")
+    schema.validate_config(schema.fillout_defaults(yaml.safe_load((EXAMPLES / "cluster.yaml").read_text())))
