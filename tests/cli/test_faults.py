@@ -44,6 +44,7 @@ VERBS: dict[str, list[str]] = {
     "corpus": ["corpus", "runs/corpus", "--vocab-size", "300"],
     "study": ["study", "results/study", "--report"],
     "paper": ["paper", "alibi", "--out", "out"],
+    "doctor": ["doctor"],
 }
 """A call of each verb that succeeds."""
 
@@ -146,6 +147,7 @@ def fault_points(words: list[str]) -> list[str]:
         "corpus": ["fieldlens.data.tokens.verified_manifest"],
         "study": ["fieldlens.study.page.report.page"],
         "paper": ["fieldlens.paper.artifact.redraw"],
+        "doctor": ["fieldlens.cli.doctor._caches"],
     }[words[0]]
 
 
@@ -199,7 +201,7 @@ def test_a_wrong_flag_is_one_line(verb: str, words: list[str], capsys: pytest.Ca
     unused = (
         verb in ("runs", "study", "paper") and words and words[0] in ("--device", "--threads", "--max-document-bytes")
     )
-    complete = not words and verb in ("runs", "schemes", "corpus", "paper")
+    complete = not words and verb in ("runs", "schemes", "corpus", "paper", "doctor")
     assert code == 2 or ((unused or complete) and code in (0, 2)), err
     assert code == 0 or is_one_line(err), err
 

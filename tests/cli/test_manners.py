@@ -52,7 +52,7 @@ def test_help_fits_one_screen_and_shows_the_commonest_calls() -> None:
     lines = fieldlens("--help").stdout.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
-    for verb in ("measure", "evaluate", "train"):
+    for verb in ("measure", "train"):
         assert any(line.startswith(f"fieldlens {verb} ") for line in lines), verb
 
 
@@ -114,7 +114,7 @@ def test_ctrl_c_in_the_middle_of_work_leaves_no_traceback(tmp_path: Path) -> Non
         start_new_session=True,
     ) as child:
         assert child.stderr is not None
-        assert "in addition to the weights" in child.stderr.readline()
+        assert any("in addition to the weights" in line for line in child.stderr)  # reads up to this line
         os.killpg(child.pid, signal.SIGINT)
         out, err = child.communicate()
     assert (child.returncode, out, err) == (130, "", "fieldlens: interrupted\n")

@@ -265,7 +265,7 @@ def test_the_golden_protocols() -> None:
     golden = json.loads((GOLDEN / "protocols.json").read_text())
     tokens = [text(n, n, 64) for n in (200, 700, 1000, 33)]
     for name, cls in registry().items():
-        options = {"sliding": {"stride": 4}, "last-k": {"k": 4}}.get(name, {})
+        options = {"sliding": {"stride": 4}, "last-k": {"k": 4}, "consecutive": {"k": 4}}.get(name, {})
         key = f"{name} version {cls.version}"
         assert key in golden, f"write down the numbers of {key} beside the old ones"
         for window in (None, 5):

@@ -29,7 +29,6 @@ from fieldlens.training.recipe import RunOptions
 
 EPILOGUE = """\
 fieldlens measure openai-community/gpt2    how far back does it look?
-fieldlens evaluate runs/first              does more context help?
 fieldlens train --out runs/first           train a small decoder"""
 OLD_FLAGS = {"--vocabulary": "--vocab-size"}
 """Flag names of version 0.1, accepted for one more release."""

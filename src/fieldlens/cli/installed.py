@@ -13,6 +13,7 @@ EXTRAS = {
     "gguf": "gguf",
     "ray": "ray",
     "eval": "lm-eval",
+    "explore": "starlette",
     "bench": "x-transformers",
 }
 """The package that shows whether an extra is installed."""
