@@ -147,7 +147,7 @@ def fault_points(words: list[str]) -> list[str]:
         "corpus": ["fieldlens.data.tokens.verified_manifest"],
         "study": ["fieldlens.study.page.report.page"],
         "paper": ["fieldlens.paper.artifact.redraw"],
-        "doctor": ["fieldlens.cli.doctor._caches"],
+        "doctor": ["fieldlens.kernels.selection.requested_kernel"],
     }[words[0]]
 
 
