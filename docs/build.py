@@ -178,10 +178,20 @@ def _doc(value: Any) -> str:
 
 def pilot() -> str:
     """The pilot of the second edition: which recipe uses its context."""
-    from fieldlens.paper.pilot import gate_table
-    from fieldlens.study.results import read_results
+    from dataclasses import asdict
 
-    study, finished = read_results(ROOT / "results" / "pilot")
+    from fieldlens.paper.pilot import gate_table
+    from fieldlens.study.plan import read_study
+    from fieldlens.study.results import read_results
+    from fieldlens.study.view import called
+
+    jobs = read_study("pilot").jobs
+    _, finished = read_results(ROOT / "results" / "pilot")
+    _, blind = read_results(ROOT / "results" / "paper-first")
+    first = [one for one in blind if (one.recipe["scheme"], one.recipe["length"]) == ("sandwich", 128)]
+    done = {one.name for one in finished}
+    names = zip(called([asdict(job.recipe) for job in jobs]), jobs, strict=True)
+    left = [f"`{name}`" for name, job in names if job.name not in done]
     return "\n".join(
         [
             "# The pilot\n",
@@ -189,8 +199,15 @@ def pilot() -> str:
             "64 and 128 tokens, so no scheme could show what the paper claims. The pilot looks for a recipe whose",
             "models do. It is judged on the validation split; the test split is kept for the registered study.\n",
             "```sh\nfieldlens study pilot --corpora FOLDER\n```\n",
-            f"{len(finished)} of {len(study['jobs'])} runs are done.\n",
+            f"{len(finished)} of {len(jobs)} runs are done.\n",
             gate_table(finished).markdown(),
+            "So the recipe (L_tr 64, batch 4, 48,000 steps) passes. No variant of it was compared: it is a recipe that",
+            "works, not the best of several. One variant, Sandwich with 8 heads, was stopped at step 11,000 of 48,000,",
+            f"and has no result. Without a result: {', '.join(left)}.\n",
+            "## The recipe that failed\n",
+            "The first edition trained on 800 batches of 32 × 128 tokens. The same table for its Sandwich models, on",
+            "latex:\n",
+            gate_table(first).markdown(),
         ]
     )
 

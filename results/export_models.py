@@ -34,8 +34,8 @@ LARGEST = 4 << 20
 """Largest size of a model folder in bytes."""
 
 DESCRIPTIONS = {
-    "code": "library source code in Python, C, Go, Rust, Java, C++ and JavaScript; documents longer than 300 kB are "
-    "cut, host names of package registries are replaced",
+    "code": "library source code in Python, C, Go, Rust, Java, C++ and JavaScript; documents are cut at 150 to 300 kB, "
+    "host names of package registries are replaced",
     "latex": "LaTeX sources, mostly books: the Stacks project, textbooks, specifications, some papers",
     "prose": "English books, government web pages, proposals and essays",
 }
@@ -133,7 +133,7 @@ def card(
     )
     return "\n".join(
         [
-            "---\nlibrary_name: fieldlens\npipeline_tag: text-generation\nlicense: apache-2.0\n---\n",
+            "---\nlibrary_name: fieldlens\npipeline_tag: text-generation\nlicense: other\n---\n",
             f"# {label}, trained on {length} tokens of {corpus}\n",
             f"A decoder of {about['parameters']:,} parameters with the positional scheme `{recipe['scheme']}`, trained "
             "for studying length extrapolation. It is too small to be of use for anything else. Its weights are a "
@@ -162,8 +162,8 @@ def card(
                 ],
             ),
             "## Licences\n",
-            "The text is not part of this folder. It was trained on these sources, with licences as the corpus states "
-            "them; some are copyleft licences (GPL). Whether the weights of a model are a work derived from its "
+            "The text is not part of this folder. The model was trained on these sources, with licences as the corpus "
+            "states them; some are copyleft licences (GPL). Whether the weights of a model are a work derived from its "
             "training text is not settled, and we make no statement about it: Apache-2.0, the licence of this "
             "repository, is what its authors grant for their own part. Text that the model generates may repeat parts "
             "of its training text.\n",
@@ -178,7 +178,9 @@ def _table(lengths: list[int], rows: list[list[str]]) -> str:
 
 
 def _sources(sources: list[tuple[str, str, int, int]]) -> str:
+    total = [sum(source[2] for source in sources), sum(source[3] for source in sources) / 1e6]
     rows = [f"| {licence} | {name} | {count} | {size / 1e6:.2f} |" for licence, name, count, size in sources]
+    rows.append(f"| all | {len(sources)} sources | {total[0]} | {total[1]:.2f} |")
     return "\n".join(["| licence | source | documents | MB |", "|---|---|--:|--:|", *rows]) + "\n"
 
 

@@ -1,5 +1,6 @@
 """The examples run as they say, from an empty folder."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -34,6 +36,20 @@ def run(folder: Path, *command: str, **settings: str) -> str:
 def test_scripts(name: str, figure: str, said: str, tmp_path: Path) -> None:
     assert said in run(tmp_path, str(EXAMPLES / name))
     assert (tmp_path / figure).stat().st_size > 1000
+
+
+def test_the_scratchpad_of_parity_is_right_and_can_be_learnt(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("scratchpad", EXAMPLES / "parity_scratchpad.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    ids_BT, parity_BN = example.strings(3, 5, torch.Generator().manual_seed(0))
+    for ids, parities in zip(ids_BT.tolist(), parity_BN.tolist(), strict=True):
+        assert parities == [sum(ids[: 2 * n + 1 : 2]) % 2 for n in range(5)]
+        assert ids[1::2] == [parity + 2 for parity in parities]
+    said = run(tmp_path, str(EXAMPLES / "parity_scratchpad.py"), "none:window=3", "--steps", "2", OMP_NUM_THREADS="1")
+    assert said.splitlines()[1].startswith("none:window=3\t")
 
 
 def test_the_plugin(tmp_path: Path) -> None:

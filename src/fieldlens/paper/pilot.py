@@ -43,9 +43,11 @@ def gate_table(results: Sequence[Result]) -> Table:
     lengths = [f"{multiple:g} L_tr" for multiple in MULTIPLES]
     columns = ["model", "L_tr", "perplexity at L_tr", *lengths, "L_tr/2 → L_tr"]
     rows = [_row(name, result) for name, result in zip(names, results, strict=True)]
+    splits = sorted({str(evaluation.about["data"]["split"]) for result in results for evaluation in result.evaluations})
     notes = [
-        "Perplexities by length are relative to L_tr, for the same targets of the validation split. The last column is "
-        "the fall from L_tr/2 to L_tr with its 95 % interval over documents; the gate asks Sandwich for 2 %."
+        f"Perplexities by length are relative to L_tr, for the same targets of the {' and '.join(splits)} split. The "
+        "last column is the fall from L_tr/2 to L_tr with its 95 % interval over documents; the gate asks Sandwich for "
+        "2 %."
     ]
     for length in sorted({result.recipe["length"] for result in results}):
         if (room := headroom(results, length)) is not None:
