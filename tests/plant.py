@@ -51,7 +51,7 @@ BUGS = [
     ("fully masked queries not zeroed", "kernels/layout.py", "rows.masked_fill(masked, 0)", "rows"),
     ("keys not rotated", "kernels/attention.py", "apply_rotary(k_BHSK, terms.k_rotation)", "k_BHSK"),
     ("keys stretched like queries", "kernels/rotary.py", "1 / k_magnitudes", "k_magnitudes"),
-    ("the scale of queries dropped", "kernels/attention.py", "q_BHTK = (q_BHTK * terms.q_scale)", "q_BHTK = (q_BHTK * 1)"),
+    ("the scale of queries dropped", "kernels/attention.py", "(q_BHTK * terms.q_scale).to(q_BHTK.dtype)", "q_BHTK"),
     ("one visible key too many", "kernels/layout.py", "- nearest_T + 1)[None]", "- nearest_T + 2)[None]"),
     ("the gradient of sinks", "kernels/cpu_flash.py", "(-weight * (d_out_i * out_i)", "(weight * (d_out_i * out_i)"),
     ("sinks not shifted", "kernels/key_terms.py", "else sink_BHt - shift", "else sink_BHt"),

@@ -23,14 +23,14 @@ ROOMS = {
     "storage": "records shape atomic writable journal folders sealed provenance checkpoints content_cache results "
     "run_dir",
     "schemes": "window softmax_options base discovery * spec __init__ layers validation",
-    "kernels": "layout rotary key_terms blocks cpu_flash content general flex selection attention",
+    "kernels": "layout rotary key_terms blocks cpu_flash content general flex selection attention logits",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
-    "models": "decoder kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function adapters.adapt "
-    "cost size gguf_metadata hub origin texts model_folder hf_cache hf_export loading",
+    "models": "decoder scheme_on_text kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function "
+    "adapters.adapt cost size gguf_metadata hub origin texts model_folder hf_cache hf_layers hf_export loading",
     "extension": "base methods.* discovery attention rope hf_probe hf_attach hf_sinks decoder_attach adapters attach "
     "load",
     "training": "recipe loss optimisers update trainer loop",
-    "reporting": "table plots blocks",
+    "reporting": "table plots score_matrices blocks",
     "evaluation": "statistics equivalence context_use protocols.anchors protocols.base protocols.* protocols.discovery "
     "protocols.__init__ verdict copy_model baseline result request runner evaluate compare evaluate_models summary "
     "extension_verdict retrieval",

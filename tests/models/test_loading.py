@@ -98,7 +98,7 @@ def test_a_hub_id_that_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
         BadInput,
-        match=r"^there is no folder 'some-body/no-model', and from the .* cannot be loaded: .*",
+        match=r"^there is no folder 'some-body/no-model'; from the .* cannot be loaded: .*",
     ):
         load(find_model("some-body/no-model"), CPU, SINGLE)
 

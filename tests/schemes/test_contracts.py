@@ -67,7 +67,7 @@ def test_relative_means_shift_invariant(every_spec: str, window: int | None) -> 
     change = (model(ids, positions=positions + 1000) - model(ids, positions=positions)).abs().max()
     if model.scheme.relative:
         assert change < 1e-9
-    elif window != 1 or model.scheme.overrides("embedding"):  # the scores of a single key change nothing
+    elif window != 1 or model.scheme.embedding(positions) is not None:  # the scores of a single key change nothing
         assert change > 1e-3
 
 
@@ -196,7 +196,9 @@ def test_float32_error_is_no_worse_than_the_oracles(every_spec: str, window: int
     for index, (result, reference, truth) in enumerate(zip(results, references, exact, strict=True)):
         # some gradients are exactly 0; those of parameters (after the output, q, k, v and x) are sums over many scores
         learned = index >= 5
-        loose = 4e-6 if single.exact_reach else 4e-5  # decays of keys: gradients are sums over the text, twice
+        # Gradients of decays are sums over the text of sums over queries that cancel in exact arithmetic: each rounding
+        # error of a weight enters all sums before it (1.4e-5 here, 1e-12 in float64: test_attention_is_the_oracle).
+        loose = 4e-6 if single.exact_reach else 2e-5
         allowed = loose * max(sizes[0], *sizes[5:]) if learned else 1e-6 * max(sizes[0], sizes[index])
         assert (result - truth).abs().max() <= 2 * (reference - truth).abs().max() + allowed
 

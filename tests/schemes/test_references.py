@@ -11,6 +11,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama4 import modeling_llama4
+from transformers.models.ministral3 import modeling_ministral3
 
 import fieldlens
 from fieldlens.core.errors import BadInput
@@ -114,34 +116,6 @@ def test_fraction_zeroes_the_slow_frequencies() -> None:
     assert not scheme("rotary:fraction=0", 2, 64).angles(torch.arange(9)).any()
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("rotary:scaling=yarn,factor=4", "scaling=yarn needs the original length, at least 2, got None: add original="),
-        ("rotary:scaling=dynamic,factor=4", "add original=LENGTH"),
-        ("rotary:scaling=yarn,original=64", "scaling=yarn needs a factor greater than 1, got 1: add factor=4"),
-        ("rotary:factor=4", "factor and original need a scaling, for example rotary:scaling=yarn,factor=4"),
-        ("rotary:scaling=linear,factor=0.5", "needs a factor greater than 1, got 0.5"),
-        ("rotary:scaling=yearn", "did you mean 'yarn'"),
-        ("rotary:fraction=2", "fraction must be between 0 and 1, got 2"),
-        ("rotary:base=1,scaling=yarn,factor=4,original=9", "base must be greater than 1, got 1"),
-        ("xpos:scale_base=0", "scale_base must be greater than 0, got 0"),
-        ("none:logits=logn", "logits=logn needs a training length of at least 2, got None"),
-        ("none:logits=log", "unknown value of option 'logits' of scheme 'none': 'log'"),
-        ("none:sink=yes", "unknown value of option 'sink' of scheme 'none': 'yes'"),
-        ("fire:threshold=0", "threshold must be greater than 0, got 0"),
-        ("fire:width=0", "width must be between 1 and 65536, got 0"),
-        ("inkling:rank=0", "rank must be between 1 and 65536, got 0"),
-        ("inkling:floor=0", "floor must be at least 1, got 0"),
-        ("cope:positions=1", "positions must be between 2 and 65536, got 1"),
-    ],
-)
-def test_bad_specs_say_what_is_allowed(spec: str, message: str) -> None:
-    with pytest.raises(BadInput, match=message) as caught:
-        scheme(spec, 2, 8)
-    assert "\n" not in str(caught.value)
-
-
 def test_the_training_length_is_the_original_length() -> None:
     config = fieldlens.Config(
         scheme="rotary:scaling=yarn,factor=4", layers=1, width=16, heads=2, vocab_size=9, train_length=64
@@ -175,7 +149,9 @@ def test_xpos_refuses_positions_that_overflow() -> None:
 
 
 def test_xpos_is_x_transformers() -> None:
-    module = pytest.importorskip("x_transformers.x_transformers")
+    module = pytest.importorskip(
+        "x_transformers.x_transformers", reason="x-transformers is not installed (extra: bench)"
+    )
     rotary = module.RotaryEmbedding(WIDTH, use_xpos=True, scale_base=512)
     q, k, v = qkv()
     angles, scale = rotary(torch.arange(TOKENS))
@@ -205,23 +181,74 @@ def test_logits_are_scaled_by_the_number_of_visible_keys(option: str, window: in
     assert (result[0] - softmax_attention(scores, v, window)).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("length", [64, 1024, None])
+def test_ssmax_starts_with_a_mean_factor_of_1(length: int | None) -> None:
+    built = scheme("none:logits=ssmax", 2, 8, train_length=length)
+    assert built.softmax_options is not None
+    visible_B1T = torch.arange(1, (length or 1024) + 1).double()[None, None]
+    assert float(built.softmax_options.query_scale(visible_B1T).mean().detach()) == pytest.approx(1, rel=1e-7)
+
+
 class Temperature(Scheme):
-    """q·(1 + 0.1·ln(1 + ⌊(i+1)/L⌋)): the attention temperature of Llama 4, as a plugin would write it."""
+    """q·(1 + 0.1·ln(1 + ⌊(i+shift)/16⌋)): the attention temperature of Llama 4, as a plugin would write it."""
 
     relative = False
 
+    def __init__(self, heads: int, head_width: int, *, shift: int = 1) -> None:
+        super().__init__(heads, head_width)
+        self.shift = shift
+
     def query_scale(self, positions: Tensor, visible: Tensor) -> Tensor:
-        return 1 + 0.1 * torch.log1p(torch.floor((positions + 1) / 16))
+        return 1 + 0.1 * torch.log1p(torch.floor((positions + self.shift) / 16))
 
 
-def test_a_plugin_can_scale_queries_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def projected(module: torch.nn.Module, x_BTD: Tensor) -> list[Tensor]:
+    """The unrotated queries, keys and values of an attention module of transformers."""
+    projections = (module.q_proj, module.k_proj, module.v_proj)
+    return [projection(x_BTD).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for projection in projections]
+
+
+SHAPE = {
+    "hidden_size": HEADS * WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "head_dim": WIDTH,
+    "num_hidden_layers": 1, "vocab_size": 9, "intermediate_size": 8, "attn_implementation": "eager",
+}  # fmt: skip
+
+
+@pytest.fixture
+def _temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Temperature, "name", "temperature", raising=False)
     monkeypatch.setitem(base.REGISTERED, "temperature", Temperature)
-    positions = np.arange(TOKENS)
-    factor = np.log1p(np.floor((positions + 1.0) / 16)) * 0.1 + 1.0  # Llama4TextAttention.forward
-    q, k, v = qkv()
-    expected = softmax_attention(products(q * torch.from_numpy(factor)[:, None], k), v)
-    assert (fieldlens.attention(q, k, v, scheme("temperature", 2, 8))[0] - expected).abs().max() < 1e-12
+
+
+@pytest.mark.usefixtures("_temperature")
+def test_a_plugin_has_the_temperature_of_llama_4() -> None:
+    """A layer without rotary of Llama 4, built from its configuration."""
+    config = modeling_llama4.Llama4TextConfig(
+        **SHAPE, no_rope_layers=[0], attn_temperature_tuning=True, floor_scale=16, attn_scale=0.1
+    )
+    module = modeling_llama4.Llama4TextAttention(config, 0)
+    x, mask = torch.randn(1, TOKENS, HEADS * WIDTH), torch.full((TOKENS, TOKENS), -torch.inf).triu(1)
+    expected = module(x, None, mask)[0]
+    result = fieldlens.attention(*projected(module, x), scheme("temperature", 2, 8))
+    assert (module.o_proj(result.transpose(1, 2).flatten(2)) - expected).abs().max() < 1e-6  # its factors are float32
+    without = fieldlens.attention(*projected(module, x), scheme("none", 2, 8))
+    assert (module.o_proj(without.transpose(1, 2).flatten(2)) - expected).abs().max() > 1e-4
+
+
+@pytest.mark.usefixtures("_temperature")
+def test_a_plugin_has_the_temperature_of_ministral_3() -> None:
+    """Without the rotation, which is the identity here; its positions are not shifted by 1."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
+    config = modeling_ministral3.Ministral3Config(**SHAPE, rope_parameters=rope)
+    config.rope_parameters["original_max_position_embeddings"] = 16
+    module = modeling_ministral3.Ministral3Attention(config, 0)
+    x, mask = torch.randn(1, TOKENS, HEADS * WIDTH), torch.full((TOKENS, TOKENS), -torch.inf).triu(1)
+    identity = torch.ones(1, TOKENS, WIDTH), torch.zeros(1, TOKENS, WIDTH)
+    expected = module(x, identity, mask, torch.arange(TOKENS)[None])[0]
+    result = fieldlens.attention(*projected(module, x), scheme("temperature:shift=0", 2, 8))
+    assert (module.o_proj(result.transpose(1, 2).flatten(2)) - expected).abs().max() < 1e-6
+    shifted = fieldlens.attention(*projected(module, x), scheme("temperature", 2, 8))
+    assert (module.o_proj(shifted.transpose(1, 2).flatten(2)) - expected).abs().max() > 1e-5
 
 
 @pytest.mark.parametrize("tokens", [20, TOKENS])
@@ -308,24 +335,34 @@ def test_fire_is_its_formula() -> None:
     assert (fieldlens.attention(q, k, v, built)[0] - expected).abs().max() < 1e-12
 
 
+def test_fire_starts_as_published() -> None:
+    built = scheme("fire", 2, 8)
+    assert (built.threshold, built.hidden.out_features, built.per_layer) == (512, 32, True)
+    assert (float(built.c.detach()), float(built.multiplier.detach())) == (pytest.approx(0.1), 1)
+
+
 @pytest.mark.parametrize("floor", [None, 10])
-def test_inkling_is_transformers(floor: int | None) -> None:
-    modeling = pytest.importorskip("transformers.models.inkling.modeling_inkling")
-    q, k, v = qkv()
-    x = torch.randn(1, TOKENS, 16)
+def test_inkling_is_transformers(floor: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole attention layer of transformers, which normalises queries and keys and divides by the head width."""
+    modeling = pytest.importorskip(
+        "transformers.models.inkling.modeling_inkling", reason="this version of transformers has no Inkling"
+    )
+    config = modeling.InklingTextConfig(
+        **SHAPE, layer_types=["hybrid"], d_rel=16, rel_extent=40, log_scaling_n_floor=floor, log_scaling_alpha=0.1
+    )
+    module = modeling.InklingAttention(config, 0)
+    monkeypatch.setattr(modeling.InklingShortConvolution, "forward", lambda _, states, **__: states)  # no part of it
     built = scheme("inkling:extent=40" + (f",floor={floor}" if floor else ""), 2, 8)
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.normal_()
-    reference = modeling.InklingRelativeLogits(16, 40)
-    reference.proj.data = built.curves_RN.data
-    states = torch.einsum("btd,hrd->bthr", x, built.mix_HRD)
-    bias = reference(states, torch.arange(TOKENS), torch.arange(TOKENS))
-    scores = products(q, k) + bias[0]
-    if floor:
-        scores = scores * (1 + 0.1 * (torch.arange(1, TOKENS + 1) / floor).clamp(min=1).log())[:, None]
-    result = fieldlens.attention(q, k, v, built, x_BSD=x)
-    assert (result[0] - softmax_attention(scores, v)).abs().max() < 1e-11
+        module.rel_logits_proj.proj.copy_(built.curves_RN)
+        module.r_proj.weight.copy_(built.mix_HRD.flatten(0, 1))
+    x, mask = torch.randn(1, TOKENS, HEADS * WIDTH), torch.full((TOKENS, TOKENS), -torch.inf).triu(1)
+    q, k, v = projected(module, x)
+    result = fieldlens.attention(module.q_norm(q) * WIDTH**-0.5, module.k_norm(k), v, built, x_BSD=x)
+    expected = module(x, mask)[0]
+    assert (module.o_proj(result.transpose(1, 2).flatten(2)) - expected).abs().max() < 1e-5  # its softmax is float32
 
 
 def cope_scores(q: Tensor, k: Tensor, table_KN: np.ndarray) -> np.ndarray:
@@ -356,7 +393,9 @@ def test_cope_is_its_formula() -> None:
 
 
 def test_cope_is_x_transformers() -> None:
-    module = pytest.importorskip("x_transformers.x_transformers")
+    module = pytest.importorskip(
+        "x_transformers.x_transformers", reason="x-transformers is not installed (extra: bench)"
+    )
     q, k, v = qkv(50)
     built = scheme("cope:positions=12", 2, 8)
     reference = module.CoPE(WIDTH, HEADS, 12)

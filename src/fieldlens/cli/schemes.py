@@ -23,12 +23,16 @@ def schemes(
     head_width: int = 64,
     length: int | None = None,
     log: bool = False,
+    text: Path | None = None,
+    model: str | None = None,
+    layer: int = 1,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
     """List the positional schemes, or plot their biases.
 
-    Example: fieldlens schemes sandwich alibi:shift=2 --plot bias.png
+    Examples: fieldlens schemes sandwich alibi:shift=2 --plot bias.png
+    fieldlens schemes --model runs/fox --text notes.txt --plot text.png
 
     Parameters
     ----------
@@ -52,25 +56,34 @@ def schemes(
         Number of distances to plot. Default: 512, or 8192 for --heatmap and --fit, as in the paper.
     log
         Use a logarithmic distance axis.
+    text
+        Plot what the schemes add to the scores of the first --length tokens (default 32) of this file instead, also for
+        schemes that depend on content. Without --model: one untrained layer, and every byte is a token.
+    model
+        Run or model folder of fieldlens whose scheme is plotted, for --text.
+    layer
+        Layer of --model, counted from 1.
     as_json
         Print JSON.
     """
     import torch
 
+    from fieldlens.cli.scheme_text import TEXT_LENGTH, TextPlot, draw_on_text
     from fieldlens.core.errors import BadInput
-    from fieldlens.reporting.plots import bias_by_distance, check_format
+    from fieldlens.reporting.plots import bias_by_distance
     from fieldlens.schemes.discovery import registry
     from fieldlens.schemes.spec import cycle, scheme
     from fieldlens.schemes.validation import check_scheme, scheme_warnings
-    from fieldlens.storage.writable import check_file
 
     device, dtype = machine.start()
     torch.manual_seed(0)  # learned biases are plotted as initialised
-    if heatmap and plot is None:
-        raise BadInput("--heatmap needs an output file: add --plot FILE.png")
-    if plot is not None:
-        check_format(plot)
-        check_file(plot, "--plot")
+    _check_plot(plot, {"--heatmap": heatmap, "--text": text is not None})
+    if model is not None and text is None:
+        raise BadInput("--model needs a text: add --text FILE")
+    if text is not None and plot is not None:
+        about = TextPlot(text, plot, specs, model, layer, head, heads, head_width, length or TEXT_LENGTH)
+        _print(draw_on_text(about), as_json)
+        return
     if head is not None and not 1 <= head <= heads:
         raise BadInput(f"--head must be between 1 and {heads}, the number of heads, got {head}")
     length = length if length is not None else (8192 if heatmap or fit else 512)
@@ -98,6 +111,20 @@ def schemes(
             _draw(biases, plot, heatmap, head or (heads if heatmap or fit else None), log, report.get("fits", []))
             report["plot"] = str(plot)
     _print(report, as_json)
+
+
+def _check_plot(plot: Path | None, drawing: dict[str, bool]) -> None:
+    """Raise BadInput if an option that draws lacks the file, or the file cannot be written."""
+    from fieldlens.core.errors import BadInput
+    from fieldlens.reporting.plots import check_format
+    from fieldlens.storage.writable import check_file
+
+    for option, used in drawing.items():
+        if used and plot is None:
+            raise BadInput(f"{option} needs an output file: add --plot FILE.png")
+    if plot is not None:
+        check_format(plot)
+        check_file(plot, "--plot")
 
 
 def _check_memory(count: int, heads: int, length: int, heatmap: bool) -> None:
@@ -209,7 +236,7 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(report, indent=2))
         return
     screen = console()
-    for row in report["schemes"]:
+    for row in report.get("schemes", []):
         learned = (
             f"{row['learned_parameters']} learned parameters" if row["learned_parameters"] else "no learned parameters"
         )
@@ -221,6 +248,8 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         screen.print(f"{row['spec']}, head {row['head']}: {_curve(row)}", markup=False)
         if "paper" in row:
             screen.print(f"{' ' * len(row['spec'])}   the paper: {_curve(row['paper'])}")
+    for panel in report.get("panels", []):
+        print(f"{panel['title']}: {panel['lowest']:.3g} to {panel['highest']:.3g}")
     if "plot" in report:
         print(f"plot: {report['plot']}")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fieldlens.core.errors import BadInput
 from fieldlens.kernels import cpu_flash
-from fieldlens.kernels.blocks import BlockAttention, attend_whole, few_with_key_terms, masked_attention
-from fieldlens.kernels.content import KeyColumns, Update, key_bias, query_features
+from fieldlens.kernels.blocks import BlockAttention, OneMaskAttention, attend_whole, masked_attention
+from fieldlens.kernels.content import KeyColumns, Update, key_bias, query_features, sums_at_queries
 from fieldlens.kernels.flex import attend_flex, bias_form
 from fieldlens.kernels.general import ScoreTerms, attend_general
 from fieldlens.kernels.layout import (
@@ -72,12 +72,19 @@ def scheme_terms(
     like: Tensor,
     layout: Layout,
     table_HN: Tensor | None,
+    copy: Terms | None = None,
 ) -> Terms:
-    """The terms of a scheme for a layout of these positions, and its `bias_table` of at least the layout's reach."""
-    if scheme.takes_scores:
-        layout = Scattered(torch.atleast_2d(q_positions), torch.atleast_2d(k_positions), layout.window)
+    """The terms of a scheme for a layout of these positions, and its `bias_table` of at least the layout's reach.
+
+    `copy` has the terms of a scheme with the same tables, at the same positions.
+    """
     options = scheme.softmax_options
     sink_H = scheme.sink_logit() if scheme.has_sink else options.sink_H if options is not None else None
+    if copy is not None:
+        q_scale = _query_scale(scheme, q_positions, copy.layout, like)
+        return copy._replace(scheme=scheme, q_scale=q_scale, sink_H=sink_H)
+    if scheme.takes_scores:
+        layout = Scattered(torch.atleast_2d(q_positions), torch.atleast_2d(k_positions), layout.window)
     plain = sink_H is None and not scheme.takes_scores and not scheme.takes_input
     bias = table_HN if scheme.takes_scores else expand_bias(table_HN, layout, like, plain)
     rotations = rotary_tables(scheme, q_positions, new_positions, k_positions, like)
@@ -119,6 +126,10 @@ def _query_scale(scheme: Scheme, q_positions: Tensor, layout: Layout, like: Tens
     return factor.to(accumulation_dtype(like))[..., None]
 
 
+def scale_queries(q_BHTK: Tensor, terms: Terms) -> Tensor:
+    return q_BHTK if terms.q_scale is None else (q_BHTK * terms.q_scale).to(q_BHTK.dtype)
+
+
 def attend(
     q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, terms: Terms, x_BSD: Tensor | None, update: Update | None = None
 ) -> Tensor:
@@ -130,8 +141,7 @@ def attend(
         with torch.autocast(q_BHTK.device.type, enabled=False):
             return attend(q_BHTK, k_BHSK, v_BHSK, terms, x_BSD, update)
     q_BHTK, k_BHSK = apply_rotary(q_BHTK, terms.q_rotation), apply_rotary(k_BHSK, terms.k_rotation)
-    if terms.q_scale is not None:
-        q_BHTK = (q_BHTK * terms.q_scale).to(q_BHTK.dtype)
+    q_BHTK = scale_queries(q_BHTK, terms)
     if terms.plain:
         if update is not None:
             k_BHSK, v_BHSK = update(k_BHSK, v_BHSK)
@@ -143,23 +153,25 @@ def _attend_with_content(
     q: Tensor, k: Tensor, v: Tensor, terms: Terms, x_BSD: Tensor | None, update: Update | None
 ) -> Tensor:
     """Attention with what the scheme computes from the input of the layer, with sinks, or with its own logits."""
-    scheme, columns, q_features, bias_BHS, lacking = terms.scheme, None, None, None, None
+    scheme, columns, q_features, bias_BHS, sums_BHS = terms.scheme, None, None, None, None
     if scheme.takes_input:
         if x_BSD is None:
             raise BadInput(f"scheme '{scheme.name}' needs the input of the layer: pass it as x_BSD")
-        columns = KeyColumns(scheme, x_BSD, torch.atleast_2d(terms.new_positions) < 0)
+        columns = KeyColumns(scheme, x_BSD, None if terms.layout.ordered else torch.atleast_2d(terms.new_positions) < 0)
         k, v = columns.update(k, v, update)
         q_features = query_features(scheme, x_BSD[:, -q.shape[2] :])
-        bias_BHS, lacking = key_bias(columns, torch.atleast_2d(terms.q_positions), torch.atleast_2d(terms.k_positions))
+        bias_BHS, sums_BHS = key_bias(columns, None if terms.layout.ordered else torch.atleast_2d(terms.k_positions))
     elif update is not None:
         k, v = update(k, v)
     sink_BHT = None
     if terms.sink_H is not None:
         sink_BHT = widest_float(terms.sink_H)[None, :, None].expand(len(q), -1, q.shape[2])
-        sink_BHT = sink_BHT if lacking is None else sink_BHT - lacking
+        if sums_BHS is not None:  # sinks do not decay: take back what the biases of keys leave out
+            positions = torch.atleast_2d(terms.q_positions), torch.atleast_2d(terms.k_positions)
+            sink_BHT = sink_BHT - sums_at_queries(sums_BHS, *positions)
     if scheme.takes_scores:
         assert isinstance(terms.layout, Scattered)
-        k_features = None if columns is None else columns.part("key_features")
+        k_features = None if columns is None else columns.parts.get("key_features")
         score_terms = ScoreTerms(terms.bias, bias_BHS, sink_BHT, q_features, k_features)
         return attend_general(scheme, q, k, v, terms.layout, score_terms)
     return attend_kernel(q, k, v, terms.bias, terms.layout, bias_BHS, sink_BHT, terms.form)
@@ -183,7 +195,7 @@ def attend_kernel(
     more = key_bias_BHS is not None or sink_BHT is not None
     if isinstance(layout, OneMask):
         if more:
-            return few_with_key_terms(q_BHTK, k_BHSK, v_BHSK, bias, key_bias_BHS, sink_BHT)
+            return OneMaskAttention.apply(q_BHTK, k_BHSK, v_BHSK, bias, key_bias_BHS, sink_BHT)
         return masked_attention(q_BHTK, k_BHSK, v_BHSK, bias)
     assert isinstance(layout, BlockLayout)
     case = _case(q_BHTK, bias, layout, sink_BHT, (q_BHTK, k_BHSK, v_BHSK, bias, key_bias_BHS, sink_BHT))

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from fieldlens.kernels.key_terms import block_shift, block_sink, softmax_with_sink
 from fieldlens.kernels.layout import BlockLayout, rows_per_block
+from fieldlens.schemes.base import widest_float
 
 LEARNED_ROWS = 64
 """Queries per block where the scores of a block are materialised, as in backward; 64 was the best of 32 … 256."""
@@ -97,17 +98,6 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor
     return torch.matmul(softmax_with_sink(scores, sink)[0], v.to(mask.dtype)).to(q.dtype)
 
 
-def few_with_key_terms(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, key_bias: Tensor | None, sink: Tensor | None
-) -> Tensor:
-    """`masked_attention` with biases of keys, (B, H, S), and sinks, (B, H, T), for few queries and keys."""
-    shift = None if key_bias is None else block_shift(key_bias, slice(0, q.shape[2]), slice(0, k.shape[2])).detach()
-    if key_bias is not None and shift is not None:
-        mask = mask + (key_bias - shift)[:, :, None].to(mask.dtype)
-        sink = None if sink is None else sink - shift
-    return masked_attention(q, k, v, mask, None if sink is None else sink[..., None])
-
-
 def attend_whole(
     q: Tensor,
     k: Tensor,
@@ -124,3 +114,41 @@ def attend_whole(
         rows = masked_attention(q[:, :, queries].flip(2), k[:, :, keys], v[:, :, keys], mask, sink_i)
         parts.append(layout.zero_fully_masked(rows, queries).flip(2))
     return torch.cat(parts[::-1], 2)
+
+
+class OneMaskAttention(torch.autograd.Function):
+    """`masked_attention` with biases of keys, (B, H, S), and sinks, (B, H, T), for few queries and keys.
+
+    It keeps the weights: for few tokens this is faster than to recompute them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, key_bias: Tensor | None, sink: Tensor | None
+    ) -> Tensor:
+        dtype, ctx.dtype, ctx.scale = mask.dtype, q.dtype, q.shape[-1] ** -0.5
+        q, k, v = q.to(dtype) * ctx.scale, k.to(dtype), v.to(dtype)
+        scores = torch.matmul(q, k.transpose(2, 3)).add_(mask)
+        if key_bias is not None:
+            shift = block_shift(key_bias, slice(0, q.shape[2]), slice(0, k.shape[2]))
+            scores.add_((key_bias - shift)[:, :, None].to(dtype))
+            sink = None if sink is None else sink - shift
+        weights, sink_weight = softmax_with_sink(scores, None if sink is None else sink[..., None])
+        ctx.save_for_backward(q, k, v, weights, sink_weight)
+        ctx.mask_shape = mask.shape
+        return torch.matmul(weights, v).to(ctx.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weights, sink_weight = ctx.saved_tensors
+        d_out = d_out.to(weights.dtype)
+        d_v = torch.matmul(weights.transpose(2, 3), d_out)
+        d_scores = torch.matmul(d_out, v.transpose(2, 3)).mul_(weights)
+        sums = d_scores.sum(-1, keepdim=True)
+        d_scores.addcmul_(weights, sums, value=-1)
+        d_q, d_k = torch.matmul(d_scores, k).mul_(ctx.scale), torch.matmul(d_scores.transpose(2, 3), q)
+        d_mask = d_scores.sum_to_size(ctx.mask_shape) if ctx.needs_input_grad[3] else None
+        d_key_bias = widest_float(d_scores.sum(2)) if ctx.needs_input_grad[4] else None
+        d_sink = None if sink_weight is None else widest_float(-(sink_weight * sums)[..., 0])
+        return d_q.to(ctx.dtype), d_k.to(ctx.dtype), d_v.to(ctx.dtype), d_mask, d_key_bias, d_sink

@@ -1,8 +1,10 @@
 """Biases of keys and features that schemes compute from the input of a layer, kept in the cache with the keys."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fieldlens.core.errors import BadInput
@@ -13,43 +15,34 @@ Update = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class KeyColumns:
-    """What a scheme computes from the input of each key, as further dimensions of the keys: (B, H, S, E)."""
+    """What a scheme computes from the input of each key; in a cache, further dimensions of the keys: (B, H, S, E)."""
 
     def __init__(self, scheme: Scheme, x_BSD: Tensor, padding_BS: Tensor | None = None) -> None:
-        self.scheme = scheme
-        parts = {method: _call(scheme, method, x_BSD) for method in KEY_METHODS if scheme.overrides(method)}
-        columns = {method: part for method, part in parts.items() if part is not None}
-        if "log_decay" in columns and padding_BS is not None:  # padding must not separate tokens
-            columns["log_decay"] = columns["log_decay"].masked_fill(padding_BS[:, None, :, None], 0)
-        self.widths = {method: part.shape[-1] for method, part in columns.items()}
-        self.columns_BHSE = torch.cat(list(columns.values()), -1) if columns else None
+        results = {method: _call(scheme, method, x_BSD) for method in KEY_METHODS if scheme.overrides(method)}
+        self.parts = {method: part for method, part in results.items() if part is not None}
+        """The columns that each method returned: (B, H, S, e)."""
+        if "log_decay" in self.parts and padding_BS is not None:  # padding must not separate tokens
+            self.parts["log_decay"] = self.parts["log_decay"].masked_fill(padding_BS[:, None, :, None], 0)
 
     @property
-    def width(self) -> int:
-        return sum(self.widths.values())
+    def widths(self) -> list[int]:
+        return [part.shape[-1] for part in self.parts.values()]
 
     def update(self, k: Tensor, v: Tensor, update: Update | None) -> tuple[Tensor, Tensor]:
         """Append keys, with these columns, and values to a cache; return all keys and values, and keep all columns."""
         if update is None:
             return k, v
-        if self.columns_BHSE is None:
-            return update(k, v)
-        k, v = update(torch.cat([k, self.columns_BHSE.to(k.dtype)], -1), v)
-        k, self.columns_BHSE = k[..., : -self.width], k[..., -self.width :]
+        widths = [k.shape[-1], *self.widths]
+        k, v = update(torch.cat([k, *(part.to(k.dtype) for part in self.parts.values())], -1), v)
+        k, *columns = k.split(widths, -1)
+        self.parts = dict(zip(self.parts, columns, strict=True))
         return k, v
-
-    def part(self, method: str) -> Tensor | None:
-        """The columns that a method returned: (B, H, S, e)."""
-        if method not in self.widths:
-            return None
-        assert self.columns_BHSE is not None
-        parts = self.columns_BHSE.split(list(self.widths.values()), -1)
-        return dict(zip(self.widths, parts, strict=True))[method]
 
 
 def _call(scheme: Scheme, method: str, x_BSD: Tensor) -> Tensor | None:
     """The result of a method, with an axis for its columns, computed outside of autocast."""
-    with torch.autocast(x_BSD.device.type, enabled=False):
+    kind = x_BSD.device.type
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
         result = getattr(scheme, method)(x_BSD)
     if result is None:
         return None
@@ -65,27 +58,29 @@ def query_features(scheme: Scheme, x_BTD: Tensor) -> Tensor | None:
     return _call(scheme, "query_features", x_BTD) if scheme.overrides("query_features") else None
 
 
-def key_bias(
-    columns: KeyColumns, q_positions_BT: Tensor, k_positions_BS: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Biases of keys, (B, H, S), and what the scores of each query lack, (B, H, T); in the widest dtype.
+def key_bias(columns: KeyColumns, k_positions_BS: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Biases of keys, and running sums of decays up to each key, both (B, H, S) and in the widest dtype.
 
-    Decays between key j and query i are c_i - c_j with running sums c. Since c_i is the same for all keys of a query,
-    only sinks need it.
+    Decays between key j and query i are c_i - c_j with running sums c; c_i is the same for all keys of a query, and so
+    without effect on a softmax over keys alone. Without positions, keys are in order.
     """
-    bias, decay = columns.part("key_bias"), columns.part("log_decay")
+    bias, decay = columns.parts.get("key_bias"), columns.parts.get("log_decay")
     bias_BHS = None if bias is None else widest_float(bias[..., 0])
     if decay is None:
         return bias_BHS, None
     decay_BHS = widest_float(decay[..., 0])
-    k_positions_BS, order_BS = k_positions_BS.sort(stable=True, dim=-1)
-    order_BHS = order_BS[:, None].expand(decay_BHS.shape)
-    sums_BHS = decay_BHS.gather(2, order_BHS).cumsum(2)
-    last_BT = torch.searchsorted(
-        k_positions_BS, q_positions_BT.expand(len(k_positions_BS), -1).contiguous(), right=True
-    )
-    index_BHT = last_BT[:, None].expand(*decay_BHS.shape[:2], -1)
-    padded = torch.nn.functional.pad(sums_BHS, (1, 0))
-    unsorted_BHS = torch.empty_like(sums_BHS).scatter(2, order_BHS, sums_BHS)
-    total_BHS = -unsorted_BHS if bias_BHS is None else bias_BHS - unsorted_BHS
-    return total_BHS, padded.gather(2, index_BHT)
+    if k_positions_BS is None:
+        sums_BHS = decay_BHS.cumsum(2)
+    else:
+        order_BHS = k_positions_BS.argsort(stable=True, dim=-1)[:, None].expand(decay_BHS.shape)
+        sums_BHS = decay_BHS.gather(2, order_BHS).cumsum(2)
+        sums_BHS = torch.empty_like(sums_BHS).scatter(2, order_BHS, sums_BHS)
+    return -sums_BHS if bias_BHS is None else bias_BHS - sums_BHS, sums_BHS
+
+
+def sums_at_queries(sums_BHS: Tensor, q_positions_BT: Tensor, k_positions_BS: Tensor) -> Tensor:
+    """The running sum of the last key that is not after each query, 0 without one: (B, H, T)."""
+    sorted_BS, order_BS = k_positions_BS.sort(stable=True, dim=-1)
+    sums_BHS = sums_BHS.gather(2, order_BS[:, None].expand(sums_BHS.shape))
+    last_BT = torch.searchsorted(sorted_BS, q_positions_BT.expand(len(sorted_BS), -1).contiguous(), right=True)
+    return F.pad(sums_BHS, (1, 0)).gather(2, last_BT[:, None].expand(*sums_BHS.shape[:2], -1))

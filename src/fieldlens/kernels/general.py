@@ -46,8 +46,17 @@ def _attend_block(
     scheme: Scheme, q: Tensor, k: Tensor, v: Tensor, layout: Scattered, terms: ScoreTerms, queries: slice, keys: slice
 ) -> Tensor:
     """The outputs of a block of queries: (B, H, t, K)."""
+    block, sink = score_block(q, k, layout, terms, queries, keys)
+    weights = _weights(scheme, block, sink)
+    return torch.matmul(weights, v[:, :, keys].to(weights.dtype)).to(q.dtype)
+
+
+def score_block(
+    q: Tensor, k: Tensor, layout: Scattered, terms: ScoreTerms, queries: slice, keys: slice
+) -> tuple[ScoreBlock, Tensor | None]:
+    """The scores of a block of queries, and their sinks relative to the same shift: (B, H, t, 1)."""
     dtype = accumulation_dtype(q)
-    q_i, k_i, v_i = q[:, :, queries].to(dtype), k[:, :, keys].to(dtype), v[:, :, keys].to(dtype)
+    q_i, k_i = q[:, :, queries].to(dtype), k[:, :, keys].to(dtype)
     q_positions_Bt, k_positions_Bs = layout.q_positions_BT[:, queries], layout.k_positions_BS[:, keys]
     distances_Bts = q_positions_Bt[:, :, None] - k_positions_Bs[:, None]
     visible_Bts = visible(distances_Bts, layout.window) & (k_positions_Bs >= 0)[:, None]
@@ -70,8 +79,7 @@ def _attend_block(
         k_positions_Bs,
         visible_Bts,
     )
-    weights = _weights(scheme, block, sink)
-    return torch.matmul(weights, v_i).to(q.dtype)
+    return block, sink
 
 
 def _weights(scheme: Scheme, block: ScoreBlock, sink: Tensor | None) -> Tensor:

@@ -37,6 +37,9 @@ class Layout(ABC):
     square = False
     """Whether this is plain causal attention: the same consecutive tokens as queries and keys, and no window."""
 
+    ordered = False
+    """Whether keys are at increasing positions, without padding."""
+
     def __init__(self, window: int | None, reach: int) -> None:
         self.window = window
         self.reach = reach
@@ -53,6 +56,8 @@ class Layout(ABC):
 
 class OneMask(Layout):
     """Few consecutive queries and keys, where every query sees at least one key: `expand` returns their whole mask."""
+
+    ordered = True
 
     def __init__(
         self, q_first: int, q_count: int, k_first: int, k_count: int, window: int | None, device: torch.device
@@ -103,6 +108,8 @@ class BlockLayout(Layout):
 
 class Contiguous(BlockLayout):
     """Consecutive queries and consecutive keys, where every query sees at least one key."""
+
+    ordered = True
 
     def __init__(
         self, q_first: int, q_count: int, k_first: int, k_count: int, window: int | None, device: torch.device

@@ -101,7 +101,7 @@ class Block(nn.Module):
 
     def forward(self, x_BSD: Tensor, inputs: LayerInputs, cache: Cache | None) -> Tensor:
         normed_BSD = self.attention_norm(x_BSD)
-        q_BHTK, k_BHSK, v_BHSK = self._project(normed_BSD, inputs.queries)
+        q_BHTK, k_BHSK, v_BHSK = self.project(normed_BSD, inputs.queries)
         update = None if cache is None else partial(cache.update, layer_idx=self.layer)
         if inputs.extended is not None:
             k_BHSK, v_BHSK = (k_BHSK, v_BHSK) if update is None else update(k_BHSK, v_BHSK)
@@ -112,7 +112,8 @@ class Block(nn.Module):
         x_BTD = x_BSD[:, -inputs.queries :] + self.attention_out(mixed_BHTK.transpose(1, 2).flatten(2))
         return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x_BTD))))
 
-    def _project(self, x_BSD: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_BSD: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the last tokens, keys and values of all: (B, H, T, K), (B, H, S, K), (B, H, S, K)."""
         # Always call the module: a replacement such as a LoRA adapter must also apply to the last query.
         q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in self.qkv(x_BSD).chunk(3, -1))
         return q[:, :, -queries:], k, v
@@ -272,6 +273,7 @@ class Decoder(nn.Module):
         tables = dict(tables)  # of the bottom layer of each scheme, which has the longest reach
         layouts: dict[Any, Layout] = {}
         shared: dict[Any, LayerInputs] = {}
+        copies: dict[Any, Terms] = {}
         layer_inputs = []
         for number, (window, keys, queries) in enumerate(zip(windows, counts, counts[1:], strict=False)):
             scheme = self.scheme.of_layer(number)
@@ -289,11 +291,13 @@ class Decoder(nn.Module):
                     continue
                 if at not in layouts:
                     layouts[at] = make_layout(q_positions, k_positions, window)
-                if scheme not in tables:
+                copy = copies.get((scheme.spec, *at)) if scheme.fixed_tables else None
+                if copy is None and scheme not in tables:
                     tables[scheme] = bias_table(scheme, layouts[at].reach, x_BTD)
                 terms = scheme_terms(
-                    scheme, q_positions, new_positions, k_positions, x_BTD, layouts[at], tables[scheme]
+                    scheme, q_positions, new_positions, k_positions, x_BTD, layouts[at], tables.get(scheme), copy
                 )
+                copies[(scheme.spec, *at)] = terms
                 shared[(scheme, *at)] = LayerInputs(keys, queries, terms)
             layer_inputs.append(shared[(scheme, *at)])
         return layer_inputs

@@ -30,6 +30,7 @@ from fieldlens.data.tokenizer import eos_token_id
 from fieldlens.kernels.layout import check_positions
 from fieldlens.models.decoder import Config, Decoder
 from fieldlens.models.hf_cache import SlidingLayer
+from fieldlens.models.hf_layers import LAYER_KEYS, layer_facts
 from fieldlens.models.model_folder import verify_model_folder
 from fieldlens.schemes.base import Scheme
 from fieldlens.schemes.layers import layer_schemes
@@ -81,12 +82,26 @@ class FieldlensConfig(PreTrainedConfig):
         return cls(tie_word_embeddings=values.pop("tied"), **values)
 
     @classmethod
-    def from_dict(cls, *arguments: Any, **kwargs: Any) -> Any:
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Called by transformers to read config.json; validation errors become a `BadInput` of one line."""
         try:
-            return super().from_dict(*arguments, **kwargs)
+            return super().from_dict({k: v for k, v in config_dict.items() if k not in LAYER_KEYS}, **kwargs)
         except StrictDataclassError as error:
             raise BadInput(f"config.json: {' '.join(str(error.__cause__ or error).split())}") from error
+
+    @property
+    def layer_types(self) -> list[str] | None:
+        """Which layers have a window, for the caches of transformers; None without windows."""
+        return layer_facts(self.scheme, self.layers).get("layer_types")
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The largest window of all layers."""
+        return layer_facts(self.scheme, self.layers).get("sliding_window")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contents of config.json, with what other programs read about the layers."""
+        return super().to_dict() | layer_facts(self.scheme, self.layers)
 
     def shape(self) -> Config:
         """The configuration of the decoder."""

@@ -15,6 +15,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, check_causal, weights_hash
 from fieldlens.models.decoder import Decoder
+from fieldlens.models.hf_layers import LAYER_KEYS
 from fieldlens.models.hub import hub_is_reachable, loading, quiet_transformers, require_gguf
 from fieldlens.models.model_folder import verify_model_folder
 from fieldlens.models.origin import Origin, find_model
@@ -102,7 +103,8 @@ def _check_source(origin: Origin) -> None:
 def _configuration(config: Any, source: dict[str, str]) -> str:
     """Hash of what a model computes with its weights: rotary base, windows, the formula of a plugin."""
     fields = {key: value for key, value in config.to_dict().items() if key not in _BESIDE} | source
-    if fields.get("model_type") == "fieldlens":  # by the name that version 0.1 used, so that its hashes stay valid
+    if fields.get("model_type") == "fieldlens":  # as in version 0.1, so that its hashes stay valid
+        fields = {key: value for key, value in fields.items() if key not in LAYER_KEYS}
         fields["vocabulary"] = fields.pop("vocab_size")
     return digest(json.loads(json.dumps(fields, sort_keys=True, default=str)))[:16]
 

@@ -110,7 +110,7 @@ def panels_of_heads(biases: Biases, log: bool) -> Figure:
         for tint, line_N in zip(shades(tints([scheme.spec])[0][0], scheme.heads), bias_HN, strict=True):
             panel.plot(line_N.numpy(), color=tint, linewidth=0.8)
         start = ", before training" if any(True for _ in scheme.parameters()) else ""
-        panel.set_title(_literal(scheme.spec + start), fontsize=8)
+        panel.set_title(literal(scheme.spec + start), fontsize=8)
         _label_distance(panel, log)
     return figure
 
@@ -145,7 +145,7 @@ def matrices(biases: Biases, head: int) -> Figure:
         bar = figure.colorbar(image, ax=panel, shrink=0.8)
         bar.set_label("bias", fontsize=7)
         bar.ax.tick_params(labelsize=6)
-        panel.set_title(_literal(f"{scheme.spec}, head {head} of {scheme.heads}"), fontsize=8)
+        panel.set_title(literal(f"{scheme.spec}, head {head} of {scheme.heads}"), fontsize=8)
         panel.set_xlabel("key position", fontsize=7)
         panel.set_ylabel("query position", fontsize=7)
     return figure
@@ -278,7 +278,7 @@ def _new_axes() -> Axes:
 def _legend(panel: Axes, outside: bool = True) -> None:
     """Add a legend: above the panel of a figure of our own, inside an Axes that belongs to the caller."""
     handles, names = panel.get_legend_handles_labels()
-    labels = list(map(_literal, names))
+    labels = list(map(literal, names))
     if not outside:
         panel.legend(handles, labels, fontsize=6, frameon=False)
         return
@@ -288,7 +288,7 @@ def _legend(panel: Axes, outside: bool = True) -> None:
     figure.legend(handles, labels, fontsize=6, frameon=False, loc="outside upper center", ncols=columns)
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """A text that Matplotlib shows as it is: a dollar sign would begin a formula."""
     return text.replace("$", r"\$")
 

@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -217,6 +218,13 @@ class Scheme(nn.Module):
         """Whether embeddings, rotations by position and biases by distance are all that this scheme adds."""
         more = self.takes_input, self.takes_scores, self.stretches, self.scales_queries, self.has_sink, self.by_length
         return self.softmax_options is None and self.score_factor == 1 and not any(more)
+
+    @cached_property
+    def fixed_tables(self) -> bool:
+        """Whether embeddings, rotations and biases by distance are the same in every scheme with this spec."""
+        names = [name for name, _ in (*self.named_parameters(), *self.named_buffers())]
+        stateless = all(name.startswith("softmax_options.") for name in names)
+        return stateless or not self.overrides("embedding", "angles", "magnitudes", "bias")
 
     def project(self) -> None:
         """Project learned parameters onto their valid range, in place; do not write to parameters already inside it.

@@ -13,13 +13,15 @@ EPSILON = 1e-6
 class Fire(Scheme):
     """bias_h(i, Δ) = f_h(ψ(Δ) / ψ(max(L, i))),  ψ(x) = ln(1 + |c·x|), f a network with one hidden layer of ReLUs.
 
-    c and L are learned, from 0.1 and `threshold`; `width` is that of the hidden layer.
+    c and L are learned, from 0.1 and `threshold`; `width` is that of the hidden layer. Each layer has its own network.
+    Initial values, and one network per layer, are as in github.com/chuanyang-Zheng/DAPE.
     """
 
     name = "fire"
     label = "FIRE"
     source = "Li et al. 2024, arXiv:2310.04418"
     relative = False
+    per_layer = True
     colour = "#F46D43"
     marker = "H"
 

@@ -141,7 +141,7 @@ def cycle(spec: str, window: int | None = None) -> list[str]:
         count, star, entry = part.rpartition("*")
         if star and not re.fullmatch(r"\s*[1-9]\d{0,3}\s*", count):
             raise BadInput(
-                f"'{part.strip()}' in '{spec}' must be COUNT*SPEC with a count of at least 1: {_PATTERN_FORM}"
+                f"'{part.strip()}' in '{spec}' must be COUNT*SPEC with a count from 1 to {MAX_CYCLE}: {_PATTERN_FORM}"
             )
         if "/" in spec and not entry.strip():
             raise BadInput(f"'{spec}' lacks a scheme before or after a slash: {_PATTERN_FORM}")

@@ -45,7 +45,7 @@ class DecoderAdapter(ModelAdapter):
         x_BSD = torch.zeros(1, 1, self.decoder.config.width, device=self.device, dtype=self.dtype)
         schemes = [self.decoder.scheme.of_layer(number) for number in range(self.decoder.config.layers)]
         reading = {scheme for scheme in schemes if scheme.takes_input}
-        added = {scheme: scheme.heads * KeyColumns(scheme, x_BSD).width for scheme in reading}
+        added = {scheme: scheme.heads * sum(KeyColumns(scheme, x_BSD).widths) for scheme in reading}
         return [2 * self.decoder.config.width + added.get(scheme, 0) for scheme in schemes]
 
     def logits(self, ids_BT: Tensor, keep: int, window: int | None, first: int) -> Iterator[Tensor]:
