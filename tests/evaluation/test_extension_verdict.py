@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fieldlens.evaluation.equivalence import Contrast
-from fieldlens.evaluation.extension_verdict import judge_methods, outcome
+from fieldlens.evaluation.extension_verdict import judge_methods, outcome, targets_needed
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,11 @@ def test_no_difference_is_seldom_reported_as_one(shape: str) -> None:
     counts = list(null_simulation.outcomes(shape, documents=30, methods=2, count=400, resamples=399))
     assert not any(count["crops"] for count in counts)  # the intervals are far wider than the margin
     assert sum(map(null_simulation.wrong, counts)) / 400 <= 0.06
+
+
+def test_more_comparisons_need_more_targets() -> None:
+    """An interval that excludes 0 decides alone, but not among 28 comparisons."""
+    row = Contrast(0.223, 0.069, 0.377, 960, 0.02)
+    assert (targets_needed(row, 1), targets_needed(row, 28)) == (960, 1200)
+    close = Contrast(0.0, -0.04, 0.04, 100, 0.02)
+    assert targets_needed(close, 28) == targets_needed(close, 1) == close.targets_needed  # the margin decides

@@ -66,14 +66,14 @@ class Contrast:
         or excludes 0, whichever comes first.
         """
         size = abs(self.difference)
-        return self._targets_for(max(math.log1p(self.margin) - size, size))
+        return self.targets_for(max(math.log1p(self.margin) - size, size))
 
     @property
     def targets_to_bound(self) -> int | None:
         """About how many targets would show that perplexity rises by less, or by more, than the margin."""
-        return self._targets_for(abs(math.log1p(self.margin) - self.difference))
+        return self.targets_for(abs(math.log1p(self.margin) - self.difference))
 
-    def _targets_for(self, half_width: float) -> int | None:
+    def targets_for(self, half_width: float) -> int | None:
         """About how many targets give an interval of this half width; None if unknown."""
         present = (self.high - self.low) / 2
         if not math.isfinite(present) or not half_width:

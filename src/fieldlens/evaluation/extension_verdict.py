@@ -7,7 +7,9 @@ crops: the interval of d lies inside ± log(1 + margin): the method gives what a
 and the interval excludes 0. breaks: d > 0 is significant and the interval excludes 0. undecided: none of these.
 """
 
+import math
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ def judge_methods(
             "p": p,
             "p_holm": corrected,
             "outcome": outcome(row, corrected),
-            "targets_needed": row.targets_needed,
+            "targets_needed": targets_needed(row, len(pairs)),
         }
         for (method, length, _), row, p, corrected in zip(pairs, contrasts, ps, holm(ps), strict=True)
     ]
@@ -51,3 +53,14 @@ def outcome(row: Contrast, p: float | None) -> str:
     if p is not None and p < ALPHA and (row.low > 0 or row.high < 0):
         return "breaks" if row.difference > 0 else "uses"
     return "undecided"
+
+
+def targets_needed(row: Contrast, comparisons: int) -> int | None:
+    """About how many targets are needed to decide, if the estimate stays and documents grow alike; None: unknown.
+
+    The interval must lie inside the margin, or exclude 0 at the level that correction leaves, whichever comes first.
+    """
+    normal = NormalDist()
+    widening = normal.inv_cdf(1 - ALPHA / (2 * comparisons)) / normal.inv_cdf(1 - ALPHA / 2)
+    size = abs(row.difference)
+    return row.targets_for(max(math.log1p(row.margin) - size, size / widening))

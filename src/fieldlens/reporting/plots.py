@@ -27,7 +27,10 @@ PANEL = (3.4, 2.5)
 FORMATS = ("png", "svg", "pdf")
 
 STYLES = ("-", "--", "-.", ":")
-FOREIGN = (("#8C564B", "h"), ("#17BECF", "p"), ("#9A8700", "d"), ("#4B4B8F", "<"), ("#C44E52", ">"))
+FOREIGN = (
+    ("#8C564B", "h"), ("#17BECF", "p"), ("#9A8700", "d"), ("#4B4B8F", "<"), ("#C44E52", ">"),
+    ("#2E8B57", "s"), ("#B8478F", "^"), ("#6E6E6E", "D"), ("#D97706", "v"), ("#3F8FD0", "o"),
+)  # fmt: skip
 """Colours and markers of models without a registered scheme."""
 
 
