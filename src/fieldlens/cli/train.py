@@ -62,7 +62,7 @@ def train(
     from fieldlens.training.loop import train as train_decoder
     from fieldlens.training.update import Diverged
 
-    machine = _with_threads(machine, Run(out))
+    machine = machine if machine.threads is not None else _with_threads(machine, Run(out))
     with Watcher(console(stderr=True), quiet=as_json) as watcher, _compiler():
         try:
             status = train_decoder(
