@@ -161,7 +161,8 @@ def main() -> None:
         model = sys.argv[1] if len(sys.argv) > 1 else str(random_model(Path(folder) / "smollm2-shape"))
         rows = serving(model)
     show("fieldlens explore, one thread", rows)
-    write("explore", {"model": Path(model).name, "scrolling": frames, "serving": rows})
+    load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    write("explore", {"model": Path(model).name, "load average": load, "scrolling": frames, "serving": rows})
 
 
 if __name__ == "__main__":

@@ -570,6 +570,7 @@
   function view(source, notify = { busy() {}, idle() {}, failed() {} }) {
     const state = { model: 0, text: null, at: null, layer: 0, objective: source.objectives[0] };
     let [target, windowSize, cursor, pinned, pending, measured] = [null, null, null, false, null, null];
+    let wanted = null; // the query that is being computed
     const model = () => source.models[state.model];
     const places = () => source.places(state.model, state);
     const piece = (position) => source.pieces(state.text)?.[position] ?? "";
@@ -667,7 +668,7 @@
 
     /** Changes model, layer or kind of target, and keeps the place if there is such a target. */
     function choose(change) {
-      const query = { ...state, ...change };
+      const query = { ...(wanted ?? state), ...change }; // two changes in a row must not undo each other
       if (!source.fetch && !source.find(query)) {
         if (source.find({ ...query, layer: 0 })) query.layer = 0;
         else [query.text, query.at, query.layer] = [...source.places(query.model)[0], 0];
@@ -678,20 +679,21 @@
     /** Shows a target, which may have to be computed first. */
     async function go(query, options = {}) {
       pending?.abort();
-      pending = null;
+      [pending, wanted] = [null, null];
       if (!source.find(query) && source.fetch) {
         const own = pending = new AbortController();
+        wanted = query;
         notify.busy(() => own.abort());
         try {
           await source.fetch(query, { signal: own.signal, progress: notify.busy });
         } catch (error) {
-          if (pending === own) pending = null;
+          if (pending === own) [pending, wanted] = [null, null];
           if (!own.signal.aborted) notify.failed(error.message);
           else if (!pending) notify.idle();
           return;
         }
         if (pending !== own) return;
-        pending = null;
+        [pending, wanted] = [null, null];
         notify.idle();
       }
       if (source.find(query)) show(query, options);

@@ -14,7 +14,7 @@ from fieldlens.core.errors import BadInput, FieldlensError
 from fieldlens.core.faults import machine_fault
 from fieldlens.receptive.explorer.block import ServedExplorer
 from fieldlens.receptive.explorer.guard import Guard, TooLarge, bounded_body
-from fieldlens.receptive.explorer.jobs import Full, Job, Step, Worker
+from fieldlens.receptive.explorer.jobs import Cancelled, Full, Job, Step, Worker
 from fieldlens.receptive.explorer.samples import SAMPLES
 from fieldlens.reporting import blocks as report
 
@@ -52,6 +52,8 @@ class Explore:
             if self.first_text is not None:
                 session.first = session.read(self.first_text, cut=True).id
             self.session = session
+        except Cancelled:  # the server stops
+            raise
         except BaseException:
             self.failed.set()
             raise
@@ -172,7 +174,7 @@ def bind(port: int) -> socket.socket:
 
 
 def serve(explore: Explore, listener: socket.socket) -> bool:
-    """Serve until Ctrl-C; returns whether the worker ended. Raises the error of a model that cannot be loaded."""
+    """Serve until Ctrl-C; returns whether all threads ended. Raises the error of a model that cannot be loaded."""
     import uvicorn
 
     settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "lifespan": "off"}
@@ -186,13 +188,25 @@ def serve(explore: Explore, listener: socket.socket) -> bool:
         server.should_exit = True
 
     threading.Thread(target=stop_on_failure, daemon=True).start()
+    # In a thread of its own: the caller's may have an event loop, and Ctrl-C is handled here. The end is an event,
+    # because an interrupted join() can take a running thread for ended.
+    finished = threading.Event()
+
+    def run() -> None:
+        try:
+            server.run(sockets=[listener])
+        finally:
+            finished.set()
+
+    threading.Thread(target=run, daemon=True).start()
     try:
-        server.run(sockets=[listener])
-    except KeyboardInterrupt:
-        pass  # how a server is stopped
-    finally:
-        listener.close()
-    ended = explore.worker.close(GRACE)
+        while not finished.wait(INTERVAL):
+            pass
+    except KeyboardInterrupt:  # how a server is stopped
+        server.should_exit = True
+        finished.wait(5 * GRACE)
+    listener.close()
+    ended = explore.worker.close(GRACE) and finished.is_set()
     if explore.failed.is_set() and (error := explore.loading.result.exception()) is not None:
         raise error
     return ended
