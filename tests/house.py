@@ -25,7 +25,7 @@ VAGUE = {"one", "found", "said", "asked", "told", "some", "what", "known", "give
 """Names that do not say what they hold."""
 
 LIMITS = {"top_level": 15, "vague_share": 0.01, "longest_module": 350, "function_p90": 20, "longest_function": 60}
-REENTRIES = {"train": 70, "evaluate": 74, "measure": 100}
+REENTRIES = {"train": 76, "evaluate": 80, "measure": 106}
 """Version 0.1, whose entries were modules side by side, had 73, 97 and 113 (with its core: 79, 98 and 113)."""
 
 VOCABULARY = {"core", "__init__.py"}

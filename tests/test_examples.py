@@ -62,6 +62,7 @@ def test_the_plugin(tmp_path: Path) -> None:
 def test_every_example_is_run() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "bias_curves.py",
+        "parity_scratchpad.py",
         "receptive_field.py",
         "cliff.py",
         "salience.py",

@@ -338,10 +338,10 @@ def test_sixteen_thousand_tokens_are_a_few_elements(show: Open) -> None:
     assert page.locator(".explorer-text .target").inner_text() == " word16384"
     text.press("Home")
     assert reading(page).startswith("“end.↵”: 16,384 tokens back")
-    assert page.get_by_text("word1", exact=True).is_visible()
+    page.get_by_text("word1", exact=True).wait_for(state="visible")
     text.press("PageDown")
     page.locator(".explorer-strip").click()  # in its middle
-    assert page.get_by_text("word8193", exact=True).is_visible()
+    page.get_by_text("word8193", exact=True).wait_for(state="visible")
     assert page.locator(".explorer-text .t").count() < 1200
 
 

@@ -270,7 +270,7 @@ def test_labels_of_marks_do_not_touch(show: Open, width: int) -> None:
 
 def test_charts_follow_the_width(show: Open) -> None:
     page = show(chart([line()]))
-    assert plot(page).get_attribute("viewBox").startswith("0 0 960 ")
+    assert plot(page).get_attribute("viewBox").startswith("0 0 1136 ")
     page.set_viewport_size({"width": 500, "height": 800})
     wait(page, "document.querySelector('.plot svg').getAttribute('viewBox').startsWith('0 0 468 ')")
 

@@ -31,8 +31,7 @@ def schemes(
 ) -> None:
     """List the positional schemes, or plot their biases.
 
-    Examples: fieldlens schemes sandwich alibi:shift=2 --plot bias.png
-    fieldlens schemes --model runs/fox --text notes.txt --plot text.png
+    Example: fieldlens schemes sandwich alibi:shift=2 --plot bias.png
 
     Parameters
     ----------
@@ -95,11 +94,8 @@ def schemes(
         for warning in scheme_warnings(entry, heads, head_width):
             console(stderr=True).print(f"warning: {warning}", markup=False)
     built = [scheme(entry, heads, head_width).to(device) for entry in entries]
-    report: dict[str, Any] = {
-        "heads": heads,
-        "head_width": head_width,
-        "schemes": [_row(instance) for instance in built],
-    }
+    rows = [_row(instance) for instance in built]
+    report: dict[str, Any] = {"heads": heads, "head_width": head_width, "schemes": rows}
     if fit or plot is not None:
         like = torch.empty(0, device=device, dtype=dtype)
         _check_memory(len(built), heads, length, heatmap)
