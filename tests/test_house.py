@@ -26,7 +26,8 @@ ROOMS = {
     "kernels": "layout rotary key_terms blocks cpu_flash content general flex selection attention logits",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
     "models": "decoder scheme_on_text kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function "
-    "adapters.adapt cost size gguf_metadata hub origin texts model_folder hf_cache hf_layers hf_export loading",
+    "adapters.adapt cost size gguf_metadata hub origin texts model_folder hf_cache hf_layers hf_export loading "
+    "token_ids",
     "extension": "base methods.* discovery attention rope hf_probe hf_attach hf_sinks decoder_attach adapters attach "
     "load",
     "training": "recipe loss optimisers update trainer loop",
@@ -34,10 +35,10 @@ ROOMS = {
     "evaluation": "statistics equivalence context_use protocols.anchors protocols.base protocols.* protocols.discovery "
     "protocols.__init__ verdict copy_model baseline result request runner evaluate compare evaluate_models summary "
     "extension_verdict retrieval",
-    "receptive": "last_query input_gradients field explorer.block explorer.data explorer.jobs explorer.guard "
-    "explorer.samples explorer.session explorer.server request rounds check decision advice budget result runner "
-    "stages measure_models charts.base charts.* charts.__init__ report extend_request extension_advice "
-    "extension_result extend_evidence extend_model extend_report",
+    "receptive": "last_query input_gradients gradient_advice field explorer.block explorer.data explorer.jobs "
+    "explorer.guard explorer.samples explorer.session explorer.server request rounds check decision advice budget "
+    "result runner stages measure_models charts.base charts.* charts.__init__ report extend_request "
+    "extension_advice extension_result extend_evidence extend_model extend_report",
     "generation": "sampling engine with_method hf generate detokenize request generate_text",
     "study": "plan result_folder state results forecast executors job controller view page",
     "paper": "printed scale results cells fields diagrams pilot modern score_parts equation_3 parity evidence artifact "

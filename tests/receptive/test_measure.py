@@ -22,10 +22,11 @@ from fieldlens.data.tokenizer import Coder
 from fieldlens.evaluation.protocols import Anchor
 from fieldlens.evaluation.result import Evaluation
 from fieldlens.models.adapters.adapt import adapt
-from fieldlens.receptive.advice import advise, coverage
+from fieldlens.receptive.advice import advise
 from fieldlens.receptive.charts.profile import profile
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.field import ReceptiveField
+from fieldlens.receptive.gradient_advice import coverage
 from fieldlens.receptive.input_gradients import EmbeddingHook
 from fieldlens.receptive.measure_models import measure_all, theoretical
 from fieldlens.receptive.report import page, summary

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from fieldlens.evaluation.result import Evaluation, Plan
 from fieldlens.evaluation.runner import EvaluationRunner
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, check_causal, eval_mode, weights_hash
+from fieldlens.models.token_ids import own_bos, token_ids
 from fieldlens.storage.provenance import provenance
 from fieldlens.storage.records import EvaluationRecord, ModelRecord
 from fieldlens.storage.sealed import digest
@@ -27,7 +28,7 @@ from fieldlens.storage.sealed import digest
 
 def perplexity(
     model: Any,
-    tokens: Tensor | Sequence[Tensor],
+    tokens: Any,
     lengths: Sequence[int],
     segments: int = 1000,
     protocol: str = "last-token",
@@ -45,9 +46,10 @@ def perplexity(
     Parameters
     ----------
     model
-        A Decoder, a transformers model, or a function from token ids to logits.
+        What `load_model` returns, a Decoder, a transformers model, or a function from token ids to logits.
     tokens
-        Token ids: a 1-D tensor, or a list of them, one per document.
+        Token ids of a document: a 1-D tensor or array, a list of integers; or several documents: a list of these, the
+        output of a transformers tokenizer. For a model from `load_model` also text, or paths of text files.
     lengths
         Context lengths: numbers of input tokens. The model's training length is added if it is below the longest, and
         a quarter of it if all others are longer: the verdict needs them.
@@ -64,22 +66,21 @@ def perplexity(
     margin
         Relative change of perplexity that counts as none: a verdict "holds" needs a 95 % interval within it.
     bos
-        Token id put before every context; not counted in its length.
+        Token id put before every context; not counted in its length. Default: for text, the one that the model's
+        tokenizer adds; for token ids none.
     batch
         Maximum batch size; default: as large as memory allows.
     **options
         Options of the protocol, as in `fieldlens evaluate`: k for last-k, stride for sliding.
     """
-    documents = [tokens] if isinstance(tokens, Tensor) else list(tokens)
-    for document in documents:
-        if not isinstance(document, Tensor) or document.ndim != 1 or document.is_floating_point():
-            raise BadInput("tokens must be a 1-D integer tensor, or a list of them, one per document")
     check_margin(margin)
     chosen = find_protocol(protocol, **options)
-    arrays = [document.cpu().numpy() for document in documents]
-    text = hashlib.sha256(b"|".join(document.astype(np.int64).tobytes() for document in arrays)).hexdigest()
     with eval_mode(model):
         adapter = adapt(model)
+        arrays = [document.cpu().numpy() for document in _documents(tokens, adapter)]
+        bos = own_bos(tokens, adapter) if bos is None else bos
+    text = hashlib.sha256(b"|".join(document.astype(np.int64).tobytes() for document in arrays)).hexdigest()
+    with eval_mode(model):
         weights = weights_hash(model) if isinstance(model, nn.Module) else None
         check_causal(adapter)
         trained = train_length or adapter.train_length
@@ -92,6 +93,21 @@ def perplexity(
         record: ModelRecord = {"name": adapter.name, "train_length": trained, "weights": weights}
         about: EvaluationRecord = {"model": record, "data": {"text": text}, "margin": margin}
         return evaluate(adapter, arrays, plan, about=about, batch=batch)
+
+
+def _documents(tokens: Any, adapter: ModelAdapter) -> list[Tensor]:
+    """The documents of `perplexity`, each as a 1-D tensor of token ids."""
+    several = isinstance(tokens, list | tuple) and bool(tokens) and not isinstance(tokens[0], int | np.integer)
+    documents: list[Tensor] = []
+    for entry in tokens if several else [tokens]:
+        try:
+            ids = torch.as_tensor(token_ids(entry, adapter))
+        except (ValueError, TypeError, RuntimeError):
+            ids = torch.empty(0)
+        documents += list(ids) if ids.ndim == 2 and isinstance(entry, Mapping) else [ids]
+    if not documents or any(document.ndim != 1 or document.is_floating_point() for document in documents):
+        raise BadInput("tokens must be a 1-D integer tensor or list, a list of them, one per document, or text")
+    return documents
 
 
 def with_train_length(

@@ -27,6 +27,7 @@ from fieldlens.models.adapters.decoder import DecoderAdapter
 from fieldlens.models.adapters.hf import HFAdapter
 from fieldlens.models.decoder import Decoder
 from fieldlens.models.kv_cache import capacity
+from fieldlens.models.token_ids import is_text, own_bos, token_ids
 from fieldlens.schemes.window import check_window, min_window
 
 Mode = Literal["sliding", "full", "re-encode"]
@@ -68,7 +69,7 @@ class Generation:
 
 def generate(
     model: Any,
-    prompts: Tensor | Sequence[Any],
+    prompts: Any,
     tokens: int,
     *,
     mode: str | None = None,
@@ -80,16 +81,17 @@ def generate(
 ) -> Generation:
     """Continue one or several prompts by `tokens` tokens, or until an `end` token.
 
-    A prompt is a sequence of token ids; several prompts may have different lengths. The default is a sliding cache over
-    the training length, or another mode if the model does not support it; see `plan`. `watch` is called with the next
-    token of each row, (B,), as soon as it is sampled.
+    A prompt is a sequence of token ids; several prompts may have different lengths. The output of a transformers
+    tokenizer is accepted too, and for a model from `load_model` text, with the BOS that its tokenizer adds. The default
+    is a sliding cache over the training length, or another mode if the model does not support it; see `plan`. `watch`
+    is called with the next token of each row, (B,), as soon as it is sampled.
     """
     for name, value in (("tokens", tokens), ("chunk", chunk), ("window", 1 if window is None else window)):
         if not isinstance(value, int) or value < 1:
             raise BadInput(f"{name} must be an integer of at least 1, got {value}")
     with eval_mode(model):
         adapter = adapt(model)
-        rows = parse_prompts(prompts, adapter.vocab_size)
+        rows = parse_prompts(_encoded(prompts, adapter), adapter.vocab_size)
         chosen_plan = plan(adapter, mode, window, [len(row) for row in rows], tokens)
         _check_memory(adapter, chosen_plan, len(rows), max(map(len, rows)) + tokens)
         ends = frozenset([] if end is None else [end] if isinstance(end, int) else end)
@@ -98,6 +100,21 @@ def generate(
                 raise BadInput(f"end token id {token} is outside the vocabulary of {adapter.vocab_size}")
         continuation = Continuation(tokens=tokens, sampling=sampling or Sampling(), ends=ends, watch=watch)
         return _GenerationLoop(adapter, rows, chosen_plan, continuation, chunk).run()
+
+
+def _encoded(prompts: Any, adapter: ModelAdapter) -> Any:
+    """Prompts as token ids, where they are text or the output of a tokenizer."""
+    if not isinstance(prompts, list | tuple):
+        ids = token_ids(prompts, adapter)
+        return [*_bos_row(prompts, adapter), *ids.tolist()] if is_text(prompts) else ids
+    if not any(map(is_text, prompts)):
+        return prompts
+    return [[*_bos_row(prompt, adapter), *token_ids(prompt, adapter).tolist()] for prompt in prompts]
+
+
+def _bos_row(prompt: Any, adapter: ModelAdapter) -> list[int]:
+    bos = own_bos(prompt, adapter)
+    return [] if bos is None else [bos]
 
 
 def parse_prompts(prompts: Tensor | Sequence[Any], vocab_size: int) -> list[list[int]]:

@@ -69,10 +69,12 @@ def load_model(
     name: str | Path,
     *,
     device: str = "auto",
-    dtype: Literal["auto", "float32", "float64", "bfloat16"] = "auto",
+    dtype: Literal["auto", "float32", "float64", "bfloat16"] = "float32",
     train_length: int | None = None,
 ) -> ModelAdapter:
     """Load a run folder, a Hugging Face folder or id, or a GGUF file, for `perplexity`, `receptive_field`, `generate`.
+
+    These functions then also take text and paths of text files, which the model's own tokenizer encodes.
 
     Parameters
     ----------
@@ -81,13 +83,17 @@ def load_model(
     device
         cpu, cuda, mps …; auto takes a GPU if there is one.
     dtype
-        Type of the weights; auto is float32 on a CPU.
+        Type of the weights. The default suits every function: gradients need at least float32. auto is bfloat16 on a
+        GPU that supports it.
     train_length
         Training length, if the model's configuration does not say it or is wrong.
     """
     machine = Machine(device, dtype)
     chosen = machine.choose_device()
-    return load(find_model(str(name)), chosen, machine.choose_dtype(chosen), train_length).adapter
+    origin = find_model(str(name))
+    adapter = load(origin, chosen, machine.choose_dtype(chosen), train_length).adapter
+    adapter.find_tokenizer = lambda: origin.tokenizer
+    return adapter
 
 
 def _check_source(origin: Origin) -> None:

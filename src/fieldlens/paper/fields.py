@@ -8,8 +8,8 @@ import numpy as np
 from fieldlens.paper.printed import CORPORA, receptive_fields
 from fieldlens.paper.results import PaperResults
 from fieldlens.paper.scale import TRAINED
-from fieldlens.receptive.advice import coverage
 from fieldlens.receptive.field import ReceptiveField
+from fieldlens.receptive.gradient_advice import coverage
 from fieldlens.reporting.plots import Curve
 from fieldlens.reporting.table import Table
 from fieldlens.schemes.spec import parse

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fieldlens.evaluation.result import Evaluation
 from fieldlens.evaluation.verdict import describe
-from fieldlens.receptive.advice import coverage
 from fieldlens.receptive.field import ReceptiveField
+from fieldlens.receptive.gradient_advice import coverage
 from fieldlens.reporting.table import Table
 from fieldlens.study.plan import Job, Study
 from fieldlens.study.results import Result, read_result

@@ -1,4 +1,4 @@
-"""Interpretation of a receptive field: coverage, and advice in sentences."""
+"""Advice on a measurement in sentences: the decision, what it rests on, and the next command."""
 
 import math
 from typing import Any
@@ -8,29 +8,8 @@ from fieldlens.evaluation.equivalence import percent, ratio
 from fieldlens.evaluation.verdict import describe, evidence_text
 from fieldlens.receptive.check import RISES, Candidate, Check
 from fieldlens.receptive.decision import decide
-from fieldlens.receptive.field import LEVELS, ReceptiveField
-
-COVERED = 0.99
-
-
-def coverage(field: ReceptiveField) -> dict[str, Any]:
-    """The share of the gradient inside the training length, and what it predicts by the paper's principle.
-
-    "predicts" is "extrapolates", "nothing", or None if no prediction is possible; then "reason" says why.
-    """
-    if field.status:
-        return {"share": None, "predicts": None, "reason": field.status}
-    if field.train_length is None:
-        return {"share": None, "predicts": None, "reason": "the training length is not known: give --train-length"}
-    if field.length <= field.train_length:
-        reason = f"measured at {field.length} tokens, not beyond the training length {field.train_length}"
-        return {"share": None, "predicts": None, "reason": reason}
-    share = field.within(field.train_length)
-    if share <= COVERED:
-        return {"share": share, "predicts": "nothing", "reason": ""}
-    if field.saturated():
-        return {"share": share, "predicts": None, "reason": "the receptive field is not bounded at this length"}
-    return {"share": share, "predicts": "extrapolates", "reason": ""}
+from fieldlens.receptive.field import ReceptiveField
+from fieldlens.receptive.gradient_advice import gradient_sentences
 
 
 def advise(
@@ -51,20 +30,7 @@ def advise(
 def _evidence(field: ReceptiveField, theoretical: dict[str, Any] | None, check: Check | None) -> list[str]:
     """What the decision rests on: the verdict and the contexts first, then the gradient."""
     sentences = [] if check is None else _check_sentences(check, field)
-    sentences += [*_bound_sentences(field), f"Share of the gradient: {_spread(field)} of {field.length:,} tokens."]
-    bands = ", ".join(f"{first:,}–{last:,}: {share:.1%}" for first, last, share in field.by_distance())
-    sentences.append(f"By distance: {bands}.")
-    if field.has_sink and field.stands_alone:
-        subject, pronoun = ("BOS and the first token hold", "them") if field.bos else ("The first token holds", "it")
-        sentences.append(
-            f"{subject} {field.first_share:.0%}, more than five times a uniform share: an attention sink, if the model "
-            f"is trained. Without {pronoun}: {_spread(field, without_first=True)}."
-        )
-    undefined = int((~field.defined).sum())
-    if undefined:
-        count = len(field.norms_NT)
-        sentences.append(f"{undefined} of {count} segments have no receptive field ({field.reason}) and are excluded.")
-    sentences.append(_coverage_sentence(field))
+    sentences += gradient_sentences(field)
     if theoretical:
         sentences.append(
             f"Its windows reach exactly {theoretical['exact']:,} tokens "
@@ -84,33 +50,6 @@ def _layer_sentences(field: ReceptiveField, attention: dict[str, Any] | None) ->
         f"{names} to the whole context{held}; the other {attention['layers'] - len(layers)} layers attend to at most "
         f"{window:,} tokens. A window of {window:,} tokens or more changes only the former, a smaller one all layers."
     ]
-
-
-def _bound_sentences(field: ReceptiveField) -> list[str]:
-    if not field.saturated():
-        return []
-    bounded_rest = field.has_sink and field.stands_alone and not field.saturated(without_first=True)
-    return [
-        f"Not bounded at this length: 99% of the gradient needs {field.erf(0.99):,} of {field.length:,} tokens, so no "
-        "context size is recommended. Measure at a larger --length if the model and the text allow it"
-        f"{', or see the numbers without the first token' if bounded_rest else ''}."
-    ]
-
-
-def _spread(field: ReceptiveField, without_first: bool = False) -> str:
-    return ", ".join(f"{level:.0%} in the last {field.erf(level, without_first):,}" for level in LEVELS)
-
-
-def _coverage_sentence(field: ReceptiveField) -> str:
-    share, predicts, reason = (coverage(field)[key] for key in ("share", "predicts", "reason"))
-    if share is None:
-        return f"Coverage is unknown: {reason}."
-    if predicts is None:
-        return f"Coverage makes no prediction: {reason}."
-    covers = f"The training length {field.train_length:,} covers {share:.1%} of the gradient"
-    if predicts == "extrapolates":
-        return f"{covers}: by the paper's principle, perplexity should hold at longer contexts."
-    return f"{covers}, not more than 99%: this makes no prediction for longer contexts."
 
 
 def _check_sentences(check: Check, field: ReceptiveField) -> list[str]:

@@ -7,9 +7,9 @@ ERF(p) = L - max{m | c_m > p} + 1.
 # paper: min{m | c_m > .99}, which is always 1; here: the maximum, as in the paper's figures.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -19,7 +19,10 @@ from torch import Tensor
 from fieldlens.core.errors import BadInput, unknown
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import check_causal, eval_mode
+from fieldlens.models.token_ids import own_bos, token_ids
+from fieldlens.receptive.gradient_advice import LEVELS, gradient_advice
 from fieldlens.receptive.input_gradients import Target, embedding_hook
+from fieldlens.storage.results import write_result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +36,6 @@ SATURATED = 0.9
 SINK = 0.01
 """Minimum share of the first token to count as an attention sink."""
 
-LEVELS = (0.5, 0.9, 0.95, 0.99)
 Average = Literal["shares", "norms"]
 """shares: normalise each segment, then average. norms: average the norms, then normalise."""
 
@@ -192,6 +194,16 @@ class ReceptiveField:
         )
         return Table(["model", *columns, "first token"], [cells], title).html()
 
+    @property
+    def advice(self) -> list[str]:
+        """Conclusions from the gradient alone, as sentences; `fieldlens measure --check` tests them."""
+        return gradient_advice(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write a sealed JSON file with shares and advice, and the norms beside it."""
+        about = {**self.to_json(), "advice": self.advice, "bos": self.bos}
+        write_result(Path(path), about, {"norms": self.norms_NT.astype(np.float32)})
+
     def to_json(self) -> dict[str, Any]:
         """The shares and the numbers derived from them."""
         about: dict[str, Any] = {
@@ -244,8 +256,9 @@ def erf(shares_T: np.ndarray, level: float) -> int:
 
 def receptive_field(
     model: Any,
-    ids: Tensor | Sequence[int],
+    ids: Any,
     *,
+    bos: int | None = None,
     target: Target = "log-likelihood",
     average: Average = "shares",
     window: int | None = None,
@@ -256,9 +269,14 @@ def receptive_field(
     Parameters
     ----------
     model
-        A Decoder, a transformers model, or a module with a submodule named `embedding`.
+        What `load_model` returns, a Decoder, a transformers model, or a module with a submodule named `embedding`.
     ids
-        Context tokens followed by the token to predict: shape (T + 1,), or (N, T + 1) to average over N segments.
+        Context tokens followed by the token to predict: shape (T + 1,), or (N, T + 1) to average over N segments, as a
+        tensor, an array, lists of integers or the output of a transformers tokenizer. For a model from `load_model`
+        also text, or the path of a text file: its last token is predicted from the others.
+    bos
+        Token put before every context and not counted in its length. Default: for text, the one that the model's
+        tokenizer adds; for token ids none.
     target
         The scalar to differentiate: log p of the token to predict, or the largest logit.
     average
@@ -271,13 +289,16 @@ def receptive_field(
     for name, value, allowed in (("target", target, get_args(Target)), ("average", average, get_args(Average))):
         if value not in allowed:
             raise unknown(name, value, allowed)
-    ids_BT = _rows(ids)
     with eval_mode(model):
         adapter = adapt(model)
+        ids_BT, bos = _rows(token_ids(ids, adapter)), own_bos(ids, adapter) if bos is None else bos
         if adapter.dtype.itemsize < 4:
             message = f"{adapter.name} has dtype {adapter.dtype}: gradients need at least float32"
             raise BadInput(f"{message}; call model.float() first")
         adapter.check_ids(int(ids_BT.min()), int(ids_BT.max()))
+        if bos is not None:
+            adapter.check_ids(bos, bos)
+            ids_BT = torch.cat([torch.full_like(ids_BT[:, :1], bos), ids_BT], 1)
         tokens = ids_BT.shape[1] - 1
         if adapter.limit is not None and tokens > adapter.limit:
             raise BadInput(f"{tokens} tokens exceed the {adapter.limit} positions of {adapter.name}")
@@ -285,10 +306,11 @@ def receptive_field(
         adapter.check_window(window)
         hook = embedding_hook(adapter, checkpointing)
         norms_BT = torch.cat([hook.norms(row[None], target, window) for row in ids_BT])
-    return ReceptiveField(norms_BT.numpy(), average, adapter.name, adapter.train_length, reason=hook.reason)
+    has_bos = bos is not None
+    return ReceptiveField(norms_BT.numpy(), average, adapter.name, adapter.train_length, has_bos, hook.reason)
 
 
-def _rows(ids: Tensor | Sequence[int]) -> Tensor:
+def _rows(ids: Any) -> Tensor:
     """Token ids as a tensor of shape (N, T + 1)."""
     try:
         ids_BT = torch.as_tensor(ids)

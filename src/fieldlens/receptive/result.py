@@ -9,11 +9,12 @@ import numpy as np
 
 from fieldlens.core.errors import BadInput
 from fieldlens.evaluation.result import MODEL
-from fieldlens.receptive.advice import advise, coverage
+from fieldlens.receptive.advice import advise
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.decision import Decision, decide
 from fieldlens.receptive.explorer.data import Target
 from fieldlens.receptive.field import ReceptiveField
+from fieldlens.receptive.gradient_advice import coverage
 from fieldlens.storage.records import MeasurementRecord
 from fieldlens.storage.results import read_result, write_result
 from fieldlens.storage.shape import check_shape, positive

@@ -10,7 +10,7 @@ import numpy as np
 from fieldlens.evaluation.compare import Comparison
 from fieldlens.evaluation.equivalence import MARGIN, percent
 from fieldlens.evaluation.verdict import Verdict, describe
-from fieldlens.receptive.advice import COVERED, coverage
+from fieldlens.receptive.gradient_advice import COVERED, coverage
 from fieldlens.receptive.report import flat
 from fieldlens.receptive.result import Measurement
 from fieldlens.reporting import blocks as report

@@ -2,8 +2,9 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,13 @@ class ModelAdapter(ABC):
     """Number of positions in a learned or fixed table: the maximum number of tokens."""
     windows: tuple[int | None, ...] = (None,)
     """The window of each layer."""
+    find_tokenizer: Callable[[], Path] | None = None
+    """Finds the folder of the model's tokenizer, if the model was loaded by name."""
+
+    def __repr__(self) -> str:
+        size = f"{self.parameters / 1e6:,.1f} M parameters" if self.parameters else "parameters unknown"
+        trained = f", trained at {self.train_length:,} tokens" if self.train_length else ""
+        return f"{type(self).__name__}({self.name}, {size}{trained}, {self.dtype}, {self.device})"
 
     def kernel(self, gradient: bool = False) -> str:
         """The attention kernel and why it is used, as results record it."""

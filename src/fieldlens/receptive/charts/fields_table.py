@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from fieldlens.receptive.advice import coverage
 from fieldlens.receptive.charts.base import Colours
 from fieldlens.receptive.field import LEVELS, ReceptiveField
+from fieldlens.receptive.gradient_advice import coverage
 from fieldlens.receptive.result import Measurement
 from fieldlens.reporting import blocks as report
 from fieldlens.reporting.table import Table
