@@ -48,3 +48,14 @@ def test_a_study_prints_its_summary_only_when_it_changes(log: io.StringIO) -> No
         "Demo: 0 of 1 runs done, about 10 min left",
         "Demo: 0 of 1 runs done, about 7 min left",
     ]
+
+
+def test_the_time_left_of_a_part_with_a_count_of_its_own(log: io.StringIO) -> None:
+    with Watcher(Console(file=log, width=120), quiet=False) as watcher:
+        for done in (1, 10, 20):
+            watcher.watch(Progress(done, 20, "gradients"))
+        for done in (0.1, 0.2, 1.2):
+            watcher.watch(Progress(done, 2.2, "check"))
+    start, later = (line for line in log.getvalue().splitlines() if "check" in line)
+    assert start.endswith("9% done, 4 min left")  # 0.1 of 2.2 in the steps of the clock above
+    assert "left" in later

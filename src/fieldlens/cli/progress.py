@@ -35,7 +35,8 @@ class Watcher:
         self.printed = ("", 0.0)
         """Part and share done in the last line of a stage."""
         self.start: tuple[float, float] | None = None
-        """Time of the first report of a stage, and the amount done by then."""
+        """Time of the first report of a part, and the amount done by then."""
+        self.done = 0.0
 
     def __enter__(self) -> "Watcher":
         self.progress.__enter__()
@@ -79,7 +80,9 @@ class Watcher:
         text = f"{self.stage}  {event.part}"
         self.progress.update(self.task, completed=event.done, total=event.total, description=text)
         now = time.monotonic()
-        self.start = self.start or (now, event.done)
+        if self.start is None or event.done < self.done:  # another part with a count of its own
+            self.start = (now, event.done)
+        self.done = event.done
         share, (part, before) = event.done / event.total, self.printed
         changed = event.part != part or share >= before + STEP
         if event.done > self.start[1] and changed and self._line_is_due():

@@ -84,8 +84,8 @@ def _bound_sentences(field: Field) -> list[str]:
         return []
     bounded_rest = field.has_sink and field.stands_alone and not field.saturated(without_first=True)
     return [
-        f"Not bounded at this length: 99% of the gradient needs {field.erf(0.99):,} of {field.length:,} tokens, so no "
-        "context size is recommended. Measure at a larger --length if the model and the text allow it"
+        f"Not bounded at this length: 99% of the gradient needs {field.erf(0.99):,} of {field.length:,} tokens, so the "
+        "gradient alone recommends no context size. Measure at a larger --length if the model and the text allow it"
         f"{', or see the numbers without the first token' if bounded_rest else ''}."
     ]
 
