@@ -65,6 +65,7 @@ def test_every_example_is_run() -> None:
         "parity_scratchpad.py",
         "receptive_field.py",
         "cliff.py",
+        "medley.py",
         "salience.py",
     }
 

@@ -97,6 +97,7 @@ def test_a_fit_skips_infinite_biases() -> None:
         (["schemes", "sandwich:window=1", "--fit"], "'sandwich:window=1' has 1"),
         (["schemes", "rotary", "--head-width", "7"], "head width must be even, got 7"),
         (["schemes", "rotary", "--plot", "x.png"], "'rotary' adds no bias to scores"),
+        (["schemes", "cope", "--plot", "x.png"], "what 'cope' adds to scores depends on the text: add --text FILE"),
         (["schemes", "sandwich", "--plot", "x.gif"], "must end in .png, .svg, .pdf"),
         (["schemes", "sandwich", "--heatmap"], "--plot FILE.png"),
         (

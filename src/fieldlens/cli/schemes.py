@@ -150,6 +150,8 @@ def _with_bias(built: list[Any], like: Any, explicit: bool) -> list[Any]:
     biased = [scheme for scheme in built if scheme.window or bias_table(scheme, 1, like) is not None]
     if explicit and len(biased) < len(built):
         unbiased = next(scheme for scheme in built if scheme not in biased)
+        if unbiased.takes_input or unbiased.takes_scores:
+            raise BadInput(f"what '{unbiased.spec}' adds to scores depends on the text: add --text FILE to plot it")
         raise BadInput(f"'{unbiased.spec}' adds no bias to scores: nothing to plot")
     return biased
 

@@ -9,11 +9,11 @@ Reading order: window, base, discovery, spec, validation; then the schemes.
 import warnings
 from typing import Any
 
-from fieldlens.schemes.base import Scheme, widest_float
+from fieldlens.schemes.base import Scheme, ScoreBlock, widest_float
 from fieldlens.schemes.discovery import registry
 from fieldlens.schemes.spec import canonical, options, parse, scheme
 
-__all__ = ["Scheme", "canonical", "options", "parse", "registry", "scheme", "widest_float"]
+__all__ = ["Scheme", "ScoreBlock", "canonical", "options", "parse", "registry", "scheme", "widest_float"]
 
 
 def __getattr__(name: str) -> Any:
