@@ -66,7 +66,6 @@ def every_block(text: str) -> list[report.Block]:
         report.Cards([Card(text, text, text, text), Card(text, text)]),
         report.Chart(text, Axis(text, toggle=True), Axis(text), [line], [Mark(1, text), Mark(0.5, text, "y")], text),
         report.DataTable([text, text], [[text, text]], text, [text], {text: text}),
-        report.Heat(text, [text, text], [0.25, 0.75], text, text, text),
         report.Code(text, text),
     ]
     return [*blocks, report.Tabs(text, {text: blocks}), report.Details(text, blocks)]
@@ -142,13 +141,11 @@ def test_nan_and_inf_are_null() -> None:
     nan, inf = float("nan"), float("inf")
     line = Series("a", [3, 1, nan, 2], [nan, 0.1, 5, None], "#000000", low=[inf, -inf, 5, 0], high=[1, 2, 5, 3])
     block = report.Chart("t", Axis("x", low=nan), Axis("y", high=inf), [line], [Mark(nan, "m")])
-    heat = report.Heat("t", ["a", "b"], [nan, 1.0], "c", "#000000")
-    blocks = Page(report.page("t", "s", [block, heat], {})).data["blocks"]
+    blocks = Page(report.page("t", "s", [block], {})).data["blocks"]
     (series,) = blocks[0]["series"]
     assert (series["x"], series["y"]) == ([1, 2, 3], [0.1, None, None])  # in the order of x
     assert (series["low"], series["high"]) == ([None, 0, None], [2, 3, 1])
     assert blocks[0]["x"]["low"] is blocks[0]["y"]["high"] is blocks[0]["marks"][0]["at"] is None
-    assert blocks[1]["shares"] == [None, 1]
 
 
 def test_numbers_keep_seven_digits() -> None:
@@ -180,8 +177,6 @@ def test_lengths_must_match() -> None:
         report.Chart("t", Axis("x"), Axis("y"), [Series("a", [1, 2], [1], "#000000")]).to_json()
     with pytest.raises(AssertionError):
         report.DataTable(["a", "b"], [["1"]]).to_json()
-    with pytest.raises(AssertionError):
-        report.Heat("t", ["a"], [], "b", "#000000").to_json()
 
 
 def test_an_empty_page_is_small() -> None:

@@ -49,8 +49,7 @@ def everything() -> list[Block]:
         Series(f"model {n}", range(1, 2049), [min(1, x / 900 / n) for x in range(1, 2049)], colour, "o")
         for n, colour in ((1, "#0072B2"), (2, "#000000"))
     ]
-    words = ["It", " was", " a", " bright", " cold", " day", " in", " April", ",", "\n"] * 20
-    heats = {f"text {n}": [report.Heat(f"Text {n}", words, [0.1 / n] * 200, " end", "#D55E00")] for n in (1, 2)}
+    texts = {f"text {n}": [report.Text(["It was a bright cold day in April. " * 20])] for n in (1, 2)}
     marks = [Mark(1024, "the training length of model 1"), Mark(1100, "the training length of model 2")]
     marks += [Mark(0.99, "99 %", "y"), Mark(0.98, "98 %", "y")]
     tokens, shares = (
@@ -67,7 +66,7 @@ def everything() -> list[Block]:
         report.DataTable(
             columns, [["m" * 30, *["1234.5"] * 12]], "Table", ["A note."], {"Markdown": "|", "LaTeX": "&"}
         ),
-        report.Tabs("Tabs", heats),
+        report.Tabs("Tabs", texts),
         report.Code("a very long line of code " * 20, "Code"),
         report.Details("Details", [report.Text(["Hidden."]), chart(lines)]),
     ]
@@ -280,36 +279,6 @@ def test_charts_are_described(show: Open) -> None:
     assert page.get_by_role("img", name=re.compile("Chart.*loss by steps.*one, two")).count() == 1
 
 
-def test_a_heat_map_reads_its_tokens(show: Open) -> None:
-    tokens = ["One", " line\n", "\t", "   ", "next", "\x1b", "\u202e", "", " last"]
-    shares = [0.5, 0.25, 0.125, 0, 0.0005, 0, 0, 0, 0.1245]
-    page = show(report.Heat("Heat", tokens, shares, " target", "#000000", "A caption."), color_scheme="dark")
-    cells = page.locator(".tokens .token")
-    expected = ["One", " line↵\n", "⇥\t", "···", "next", "ESC", "U+202E", "∅", " last", " target"]
-    assert cells.all_text_contents() == expected
-    assert cells.nth(4).bounding_box()["y"] > cells.nth(0).bounding_box()["y"] + 10
-    box = cells.nth(0).bounding_box()
-    page.mouse.move(box["x"] + box["width"] + 9, box["y"] + 9)
-    assert tip(page) == "line↵ distance from the target 8 tokens share 25.00%"
-    page.locator(".tokens").press("End")
-    assert tip(page) == "target the target"
-    page.locator(".tokens").press("ArrowLeft")
-    assert tip(page) == "last distance from the target 1 token share 12.45%"
-    page.locator(".tokens").press("Home")
-    assert tip(page) == "One distance from the target 9 tokens share 50.00%"
-    assert page.locator(".shades span").all_inner_texts() == ["0.05%", "0.5%", "5%", "50%"]
-    depths = cells.evaluate_all("nodes => nodes.map((node) => Number(node.style.getPropertyValue('--depth')))")
-    assert depths[0] == 1
-    assert depths[4] == pytest.approx(0.1, abs=0.01)  # a thousandth can still be seen
-    assert depths[3] == 0
-
-
-def test_a_long_heat_map_opens_at_its_end(show: Open) -> None:
-    page = show(report.Heat("Heat", ["word "] * 4000, [1 / 4000] * 4000, " target", "#0072B2"))
-    frame, target = page.locator(".tokens").bounding_box(), page.locator(".target").bounding_box()
-    assert frame["y"] < target["y"] < frame["y"] + frame["height"] < frame["y"] + 500
-
-
 def test_tabs(show: Open) -> None:
     page = show(report.Tabs("Tabs", {name: [report.Text([f"pane {name}"]), chart([line(name)])] for name in "abc"}))
 
@@ -382,7 +351,6 @@ def test_hostile_text_is_only_text(show: Open, text: str) -> None:
         report.Cards([Card(text, text, text, text)]),
         report.Chart(text, Axis(text, toggle=True), Axis(text), lines, [Mark(1, text), Mark(4, text, "y")], text),
         report.DataTable([text, text], [[text, text]], text, [text], {text: text}),
-        report.Heat(text, [text, "\n", text], [0.5, 0.25, 0.25], text, text, text),
         report.Code(text, text),
     ]
     blocks = [
@@ -397,14 +365,13 @@ def test_hostile_text_is_only_text(show: Open, text: str) -> None:
     page.locator("summary").click()
     plot(page).press("End")
     assert page.locator(".tip th span").first.evaluate("node => node.textContent") == text
-    page.locator(".tokens").first.press("Home")
     title = text.encode("utf-8", "backslashreplace").decode() if "\ud800" in text else text
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("({}).hacked") is None
     texts = page.evaluate("""() => {
       const places = ["main > h2", ".text p", ".note p", ".cards dt", ".cards .value", ".cards .detail", ".chart h3",
         ".legend button", ".y-label", ".x-label", ".plot .label title", ".chart figcaption", ".table h3", ".table td",
-        ".table thead th", ".table .small", ".heat h3", ".heat figcaption", ".code h3", "pre", ".tabs > h3",
+        ".table thead th", ".table .small", ".code h3", "pre", ".tabs > h3",
         "[role=tab]", "summary", "footer dt", "footer dd"];
       return Object.fromEntries(places.map((place) => [place, document.querySelector(place).textContent]));
     }""")

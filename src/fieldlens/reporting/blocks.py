@@ -183,30 +183,6 @@ class DataTable(Block):
 
 
 @dataclass(frozen=True)
-class Heat(Block):
-    """A heat map of tokens, shaded by their share (a fraction), followed by the target token."""
-
-    title: str
-    tokens: Sequence[str]
-    shares: Sequence[float]
-    target: str
-    colour: str
-    caption: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        assert len(self.tokens) == len(self.shares)
-        return {
-            "kind": "heat",
-            "title": self.title,
-            "tokens": list(self.tokens),
-            "shares": [_number(share) for share in self.shares],
-            "target": self.target,
-            "colour": self.colour,
-            "caption": self.caption,
-        }
-
-
-@dataclass(frozen=True)
 class Tabs(Block):
     """Tabs: one pane of blocks is visible at a time."""
 

@@ -6,7 +6,6 @@
 const SVG = "http://www.w3.org/2000/svg";
 const POINTS = 800; // per line; more points are not visible
 const MARKED = 40; // lines with more points than this are drawn without markers
-const DECADES = 3; // range of shares in a heat map
 
 const root = document.documentElement;
 const redraws = []; // draw function of every chart, for printing
@@ -553,92 +552,6 @@ function chart(block) {
 const bar = (block, ...tools) => element("div", { class: "bar" }, element("h3", {}, block.title), ...tools);
 const caption = (block) => (block.caption ? [rich(element("figcaption"), block.caption)] : []);
 
-// ---- Heat maps
-
-const CONTROLS = ("NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI "
-  + "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US").split(" ");
-
-/** A token's text, with symbols or names for invisible and control characters. */
-function readable(text) {
-  const dotted = /^\s*$|\s{2}/.test(text);
-  const pieces = [...text].map((sign) => {
-    if (sign === " ") return dotted ? element("i", {}, "·") : sign;
-    if (sign === "\n" || sign === "\t") return element("i", {}, sign === "\n" ? "↵" : "⇥", sign);
-    if (!/^[\p{C}\p{Z}]$/u.test(sign)) return sign;
-    const point = sign.codePointAt(0);
-    return element("i", { class: "name" }, CONTROLS[point] ?? `U+${point.toString(16).toUpperCase().padStart(4, "0")}`);
-  });
-  return pieces.length ? pieces : [element("i", {}, "∅")];
-}
-
-function heat(block) {
-  const maximum = Math.max(extent([block.shares], false)[1], 0);
-  // Logarithmic: a thousandth of the largest share is still visible.
-  const depth = (share) => (
-    Math.log1p((10 ** DECADES * Math.max(share ?? 0, 0)) / (maximum || 1)) / Math.log1p(10 ** DECADES));
-  const figure = shadeable(element("figure", { class: "heat" }), block.colour);
-  const shaded = (share, attributes, ...children) => {
-    const node = element("span", attributes, ...children);
-    node.style.setProperty("--depth", depth(share).toFixed(3));
-    return node;
-  };
-  const cells = block.tokens.map((token, index) => shaded(block.shares[index], { class: "token" }, ...readable(token)));
-  cells.push(element("span", { class: "token target" }, ...readable(block.target)));
-  const numbers = new Map(cells.map((cell, index) => [cell, index]));
-  const words = element("p");
-  for (const cell of cells) words.append(cell); // one at a time: the number of arguments of a call is limited
-  const text = element("div", {
-    class: "tokens", tabindex: 0, role: "group", "aria-label": `${block.title}. Use the arrow keys to read tokens.`,
-  }, words);
-  let current = null;
-
-  function leave() {
-    cells[current]?.classList.remove("current");
-    current = null;
-    hideTip(text);
-  }
-
-  function read(index, clientX, clientY) {
-    leave();
-    current = index;
-    cells[index].classList.add("current");
-    const distance = cells.length - 1 - index;
-    const row = (name, value) => element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, value));
-    const rows = distance ? [
-      row("distance from the target", `${FORMATS.tokens(distance)} token${distance > 1 ? "s" : ""}`),
-      row("share", block.shares[index] === null ? "–" : READINGS.percent(block.shares[index])),
-    ] : [row("the target", "")];
-    const box = cells[index].getClientRects()[0];
-    showTip(text, box, clientX ?? box.right, clientY ?? box.top + box.height / 2,
-      element("p", {}, element("q", {}, ...readable(distance ? block.tokens[index] : block.target))),
-      element("table", {}, element("tbody", {}, ...rows)));
-  }
-
-  const over = (event) => {
-    const index = numbers.get(event.target.closest(".token"));
-    if (index !== undefined) read(index, event.clientX, event.clientY);
-  };
-  text.addEventListener("pointerover", over);
-  text.addEventListener("pointerdown", over);
-  text.addEventListener("keydown", (event) => {
-    const from = current ?? cells.length;
-    const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: 0, End: cells.length - 1 }[event.key];
-    if (to === undefined) return;
-    event.preventDefault();
-    const index = Math.min(Math.max(to, 0), cells.length - 1);
-    cells[index].scrollIntoView({ block: "nearest" });
-    read(index);
-  });
-  dismissable(text, leave);
-
-  const legend = element("p", { class: "shades" }, "share");
-  for (let share = maximum / 10 ** DECADES; share > 0 && share < 2 * maximum; share *= 10) {
-    legend.append(shaded(share, {}, FORMATS.percent(Number(share.toPrecision(2)))));
-  }
-  figure.append(bar(block, legend), text, ...caption(block));
-  return figure;
-}
-
 // ---- The other blocks
 
 function cards(block) {
@@ -722,7 +635,7 @@ const BUILDERS = {
     bar(block, copyButton("Copy", block.text)),
     element("pre", { tabindex: 0 }, element("code", {}, block.text))),
   details: (block) => element("details", {}, element("summary", {}, block.summary), ...block.blocks.map(build)),
-  lead, cards, chart, table, heat, tabs,
+  lead, cards, chart, table, tabs,
 };
 
 const TOOLS = { element, shape, button, shadeable, number, copyButton };
