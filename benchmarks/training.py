@@ -1,8 +1,9 @@
-"""What does a training step cost? Ours under each scheme against transformers and x-transformers of the same shape.
+"""What does a training step cost? Ours under each scheme against other libraries' models of the same shape.
 
-Example: python benchmarks/training.py --rounds 10            (extra: bench)
+Example: python benchmarks/training.py --rounds 10            (extra: bench; LitGPT joins where it is installed)
 """
 
+import importlib.util
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,6 +19,7 @@ from transformers import (
     BloomConfig,
     GPT2Config,
     GPTNeoXConfig,
+    LlamaConfig,
     MptConfig,
     PreTrainedConfig,
 )
@@ -70,7 +72,7 @@ class HFAdapter(nn.Module):
 
 
 def sdpa(config: PreTrainedConfig) -> bool:
-    return config.model_type in ("gpt2", "gpt_neox")
+    return config.model_type in ("gpt2", "gpt_neox", "llama")
 
 
 def transformers_configs(shape: Shape, length: int) -> dict[str, PreTrainedConfig]:
@@ -89,6 +91,10 @@ def transformers_configs(shape: Shape, length: int) -> dict[str, PreTrainedConfi
             num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, vocab_size=vocab_size,
             intermediate_size=4 * width, max_position_embeddings=length, use_parallel_residual=False,
             rope_parameters=rope,
+        ),
+        "transformers Llama (rotary; SiLU, RMSNorm, as many weights)": LlamaConfig(
+            num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, vocab_size=vocab_size,
+            intermediate_size=8 * width // 3, max_position_embeddings=length,
         ),
         "transformers Bloom (alibi)": BloomConfig(
             n_layer=layers, hidden_size=width, n_head=heads, vocab_size=vocab_size, tie_word_embeddings=False,
@@ -126,6 +132,29 @@ def x_transformers(shape: Shape, length: int) -> dict[str, nn.Module]:
     }
 
 
+class LitGPT(nn.Module):
+    """LitGPT's GPT-NeoX of the same shape, rotary over the whole head."""
+
+    def __init__(self, shape: Shape, length: int) -> None:
+        super().__init__()
+        from litgpt.model import GPT, Config
+
+        layers, width, heads, vocab_size = shape.values()
+        self.model = GPT(
+            Config(
+                block_size=length, n_layer=layers, n_embd=width, n_head=heads, padded_vocab_size=vocab_size,
+                rotary_percentage=1.0, parallel_residual=False, mlp_class_name="GptNeoxMLP", bias=True,
+            )
+        )  # fmt: skip
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(ids_BT[:, :-1]).flatten(0, 1), ids_BT[:, 1:].flatten())
+
+
+def litgpt(shape: Shape, length: int) -> dict[str, nn.Module]:
+    return {"LitGPT (rotary)": LitGPT(shape, length)} if importlib.util.find_spec("litgpt") else {}
+
+
 def ours(scheme: str, shape: Shape) -> Objective:
     return Objective(fieldlens.Decoder(fieldlens.Config(scheme=scheme, **shape)))
 
@@ -154,7 +183,7 @@ def small(rounds: int, batch: int = 8, length: int = 256) -> dict[str, Any]:
     models: dict[str, nn.Module] = {OURS: ours(OURS, SMALL)}
     models |= {name: ours(name, SMALL) for name in registry() if name != OURS}
     models |= {name: HFAdapter(config) for name, config in transformers_configs(SMALL, length).items()}
-    models |= x_transformers(SMALL, length)
+    models |= x_transformers(SMALL, length) | litgpt(SMALL, length)
     seconds = race({name: step(model.train(), ids_BT) for name, model in models.items()}, rounds, "6 × 256")
     share = work(SMALL, batch, length) / seconds[OURS] / matmul_peak()
     return {"rows": compare(seconds), "share of the matmul peak": share}
