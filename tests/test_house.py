@@ -36,8 +36,8 @@ ROOMS = {
     "protocols.__init__ verdict copy_model baseline result request runner evaluate compare evaluate_models summary "
     "extension_verdict retrieval",
     "receptive": "last_query input_gradients gradient_advice field explorer.block explorer.data explorer.jobs "
-    "explorer.guard explorer.samples explorer.session explorer.server request rounds check decision advice budget "
-    "result runner stages measure_models charts.base charts.* charts.__init__ report extend_request "
+    "explorer.guard explorer.samples explorer.session explorer.server explorer.notebook request rounds check decision "
+    "advice budget result runner stages measure_models charts.base charts.* charts.__init__ report extend_request "
     "extension_advice extension_result extend_evidence extend_model extend_report",
     "generation": "sampling engine with_method hf generate detokenize request generate_text",
     "study": "plan result_folder state results forecast executors job controller view page",

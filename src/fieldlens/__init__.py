@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fieldlens.models.decoder import Config as Config
     from fieldlens.models.decoder import Decoder as Decoder
     from fieldlens.models.loading import load_model as load_model
+    from fieldlens.receptive.explorer.notebook import explore as explore
     from fieldlens.receptive.field import ReceptiveField as ReceptiveField
     from fieldlens.receptive.field import receptive_field as receptive_field
     from fieldlens.schemes.base import Scheme as Scheme
@@ -38,6 +39,7 @@ _MODULES = {
     "compare": "evaluation.compare",
     "receptive_field": "receptive.field",
     "ReceptiveField": "receptive.field",
+    "explore": "receptive.explorer.notebook",
     "generate": "generation.generate",
     "Sampling": "generation.sampling",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "__version__",
     "attention",
     "compare",
+    "explore",
     "generate",
     "load_model",
     "perplexity",

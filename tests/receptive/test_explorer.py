@@ -385,3 +385,18 @@ def test_a_page_without_an_explorer_has_no_trace_of_it() -> None:
     assert "explorer" not in report.page("t", "t", [report.Heading("h")], {})
     assert "connect-src" not in report.policy([example()])
     assert "connect-src 'self'" in report.policy([ServedExplorer({})])
+
+
+def test_indentation_is_kept(show: Open) -> None:
+    """A token of a line break and spaces: the spaces are drawn where they are read, before the next line."""
+    tokens = ["if", " x", ":", "\n    ", "return", " 1", "\n", "else"] * 5 + ["end"]
+    data = embed([(about(), [Target(0, 40, tokens, shares(1))])], "log-likelihood")
+    page = show(Explorer(data or {}))
+    lines = page.locator(".explorer-text .line").evaluate_all("nodes => nodes.map((node) => node.textContent)")
+    assert lines[:3] == ["if x:↵", "    return 1↵", "elseif x:↵"]
+    first, inner = (page.locator(".explorer-text .t").nth(n).bounding_box()["x"] for n in (0, 4))
+    assert inner > first + 10
+    page.locator(".explorer-text").press("Home")
+    for _ in range(4):
+        page.locator(".explorer-text").press("ArrowRight")
+    assert page.locator(".explorer-text .cursor").inner_text() == "return"

@@ -9,10 +9,12 @@
 (globalThis.fieldlensBlocks ??= {}).explorer = (block, tools) => {
   const { element, shape, button, shadeable, number, copyButton } = tools;
   const LEVELS = [0.5, 0.9, 0.99];
+  const FRAMED = location.protocol === "about:"; // in a notebook's output there is no address of its own
   const DECADES = 3; // range of shares that shades distinguish
   const LINE = 30; // height of a line of text in pixels
   const OVERSCAN = 12; // lines that are drawn above and below those in view
   const LONGEST = 48; // signs of a token that are shown
+  const DEEPEST = 40; // signs of indentation that are shown
   const AHEAD = 400; // milliseconds that the cursor rests before the server is asked
 
   const prefix = `explorer${Math.random().toString(36).slice(2, 8)}`;
@@ -101,6 +103,12 @@
     return signs.length > LONGEST ? `${signs.slice(0, LONGEST - 1).join("")}…` : signs.join("");
   }
 
+  /** A token as it is drawn: its signs, whether a line ends after it, and the indentation of the next line. */
+  function drawing(piece) {
+    const [, head, tail] = /^([^]*\n)([ \t]*)$/.exec(piece) ?? [null, piece, ""];
+    return { text: visible(head), breaks: piece.includes("\n"), indent: tail.replaceAll("\t", "    ").slice(0, DEEPEST) };
+  }
+
   /** `events`: hover(position), leave(), pick(position), move(position). */
   function textPane(events) {
     const page = element("div", { class: "lines" });
@@ -130,14 +138,14 @@
       let x = 0;
       tokens.forEach((token, index) => {
         const size = Math.min(widthOf(token.text), width);
-        if (x > 0 && x + size > width - 4) {
+        if (index > starts.at(-1) && x + size > width - 4) {
           starts.push(index);
           x = 0;
         }
         x += size;
         if (token.breaks && index + 1 < tokens.length) {
           starts.push(index + 1);
-          x = 0;
+          x = widthOf(token.indent);
         }
       });
       page.style.height = `${starts.length * LINE}px`;
@@ -167,6 +175,7 @@
       const node = element("div", { class: "line" });
       node.style.top = `${line * LINE}px`;
       const end = starts[line + 1] ?? tokens.length;
+      node.append(tokens[starts[line] - 1]?.indent ?? "");
       for (let index = starts[line]; index < end; index += 1) {
         const span = document.createElement("span");
         span.textContent = tokens[index].text;
@@ -271,7 +280,7 @@
       setText(pieces) {
         const shown = new Map();
         tokens = pieces.map((piece) => {
-          if (!shown.has(piece)) shown.set(piece, { text: visible(piece), breaks: piece.includes("\n") });
+          if (!shown.has(piece)) shown.set(piece, drawing(piece));
           return shown.get(piece);
         });
         [target, cursor] = [null, null];
@@ -621,7 +630,7 @@
     const [previous, next] = [["‹", "Previous target", -1], ["›", "Next target", 1]].map(
       ([sign, label, by]) => button(sign, () => step(by), { class: "copy step", "aria-label": label }));
     const toolbar = element("div", { class: "explorer-tools" }, previous, title, next, pin, choices,
-      element("div", { class: "copies" }, copyButton("Copy as CSV", csv), copyButton("Copy link", link)));
+      element("div", { class: "copies" }, copyButton("Copy as CSV", csv), ...(FRAMED ? [] : [copyButton("Copy link", link)])));
     const keys = element("details", { class: "explorer-keys" }, element("summary", {}, "How to read this"),
       ...[
         "The shade of a word is its share of the gradient of the target’s prediction, on a logarithmic scale. The marks 50, 90 "
@@ -876,6 +885,7 @@
 
     let remembering = 0;
     function remember() {
+      if (FRAMED) return;
       clearTimeout(remembering);
       remembering = setTimeout(() => history.replaceState(null, "", `#${stateText()}`), 120);
     }
