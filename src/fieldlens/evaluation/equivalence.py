@@ -36,6 +36,8 @@ class Contrast:
     high: float
     targets: int
     margin: float = MARGIN
+    p: float | None = None
+    """Of the studentised bootstrap test: at most 0.05 if and only if the interval excludes 0. None: undefined."""
 
     @property
     def ratio(self) -> float:
@@ -93,7 +95,7 @@ def contrast(
     differences_N = differences(losses_N, reference_N)
     interval, test = bootstrap_difference(differences_N, units_N, resamples=resamples)
     low, high = interval if differences_N.any() else (0.0, 0.0)  # also if there is only one document
-    return Contrast(test.difference, low, high, len(differences_N), margin)
+    return Contrast(test.difference, low, high, len(differences_N), margin, test.p)
 
 
 def check_margin(margin: float) -> None:

@@ -17,8 +17,9 @@ MEANING = (
     "position 0. All methods predict the same targets.",
     "**uses**: the method predicts better than the crop, so it uses context past the training length. **crops**: the "
     "95% interval of the difference lies inside the margin, so the method gives no more than the crop. **breaks**: it "
-    "predicts worse. **undecided**: the targets do not show any of these. Differences are tested by a two-sided "
-    "sign-flip test over documents, Holm-corrected over all methods and lengths.",
+    "predicts worse. **undecided**: the targets do not show any of these. Differences are tested over "
+    "documents by sign flips and by a studentised bootstrap; both must reject, Holm-corrected over all methods and "
+    "lengths.",
     "**Retrieval**: four pairs of a key and a value stand in the text, which ends with one of the keys; the pair lies "
     "past the training length. The answer is the most likely of the four values. A crop cannot see the pair.",
 )
@@ -69,7 +70,7 @@ def page(result: ExtensionResult, command: str) -> str:
 
 def _table(table: Table) -> report.Block:
     copies = {"Markdown": table.markdown(), "LaTeX": table.latex()}
-    return report.DataTable(table.columns, table.rows, table.title, table.notes, copies)
+    return report.DataTable(table.columns, table.rows, table.title, table.notes, copies, table.right)
 
 
 def _provenance(result: ExtensionResult) -> dict[str, object]:
