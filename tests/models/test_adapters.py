@@ -10,6 +10,7 @@ from transformers import RobertaConfig, RobertaForCausalLM, T5Config, T5ForCondi
 
 from fieldlens import Config, Decoder
 from fieldlens.core.errors import BadInput
+from fieldlens.models import hf_compat
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, check_causal, weights_hash
 from fieldlens.models.adapters.decoder import DecoderAdapter
@@ -41,6 +42,35 @@ def test_losses_of_decoders_are_those_of_the_full_forward(spec: str) -> None:
     expected = reference(FieldlensForCausalLM.of(decoder), ids_BT)
     for keep in (1, 5, 39):
         assert (adapter.losses(ids_BT, keep) - expected[:, -keep:]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("window", [1, 3, 6])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "mamba"])
+def test_a_window_is_the_same_in_blocks_of_queries(family: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits and gradients of 18 tokens in blocks of 4 queries and in one; a block does not read hidden keys."""
+    model = build(family).double()
+    adapter, ids_BT, widest = adapt(model), torch.randint(VOCABULARY, (2, 18)), 0
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(query: Tensor, key: Tensor, *args: object, **kwargs: object) -> Tensor:
+        nonlocal widest
+        widest = max(widest, key.shape[2])
+        return sdpa(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    results, widths = [], []
+    for block in (18, 4):
+        monkeypatch.setattr(hf_compat, "BLOCK", block)
+        model.zero_grad()
+        widest = 0
+        logits_BTV = next(adapter.logits(ids_BT, 18, window, 0))
+        logits_BTV.square().mean().backward()
+        results.append((logits_BTV, model.get_input_embeddings().weight.grad.clone()))
+        widths.append(widest)
+    for whole, parts in zip(*results, strict=True):
+        assert (whole - parts).abs().max() < 1e-12
+    own = family == "falcon" or not widths[0]  # it does not attend through the registry of transformers, or not by SDPA
+    assert own or widths == [18, 4 + window - 1]
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "mamba"])

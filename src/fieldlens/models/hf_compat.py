@@ -5,11 +5,16 @@ Capabilities are probed, not inferred from names.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fieldlens.kernels.layout import visible
+
+BLOCK = 256
+"""Queries that read the keys of their windows together."""
 
 
 def configured_train_length(config: Any) -> int | None:
@@ -78,12 +83,16 @@ def position_limit(model: Any) -> int | None:
 
 @contextmanager
 def sliding_window_masks(window: int | None) -> Iterator[None]:
-    """Context manager: restrict every mask made by transformers to this window as well; the smaller window applies."""
+    """Context manager: restrict every mask made by transformers to this window as well; the smaller window applies.
+
+    SDPA then runs on blocks of queries, each with the keys that the window leaves it.
+    """
     if window is None:
         yield
         return
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS as MASKS
     from transformers.masking_utils import and_masks
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as FUNCTIONS
 
     def inside(batch: Any, head: Any, query: Tensor, key: Tensor) -> Tensor:
         return visible(query - key, window)
@@ -97,8 +106,38 @@ def sliding_window_masks(window: int | None) -> Iterator[None]:
     names = [name for name in ("eager", "sdpa") if name in MASKS]
     for name in names:
         MASKS[name] = banded(MASKS[name])
+    FUNCTIONS["sdpa"] = partial(_attend_in_blocks, FUNCTIONS["sdpa"], window)
     try:
         yield
     finally:
+        del FUNCTIONS["sdpa"]
         for name in names:
             del MASKS[name]
+
+
+def _attend_in_blocks(
+    attend: Callable[..., Any],
+    window: int,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """An attention function whose mask has a window, by blocks of queries: keys that the mask hides are not read.
+
+    A layer that attends to a cache, or adds a bias, is left alone.
+    """
+    tokens = query.shape[2]
+    shape = None if attention_mask is None else (*attention_mask.shape[-2:], key.shape[2])
+    biased = bool(args) or kwargs.get("position_bias") is not None
+    if attention_mask is None or shape != (tokens,) * 3 or tokens <= max(window, BLOCK) or biased:
+        return attend(module, query, key, value, attention_mask, *args, **kwargs)
+    outputs = []
+    for start in range(0, tokens, BLOCK):
+        rows, keys = slice(start, start + BLOCK), slice(max(0, start - window + 1), start + BLOCK)
+        mask = attention_mask[..., rows, keys]
+        outputs.append(attend(module, query[:, :, rows], key[:, :, keys], value[:, :, keys], mask, **kwargs)[0])
+    return torch.cat(outputs, 1), None
