@@ -27,7 +27,7 @@ def about(outcomes: dict[str, str], **changes: Any) -> dict[str, Any]:
         ("uuu", "trust the model up to 512 tokens: it uses the context there (× 0.900 of the crop's perplexity)."),
         ("ucb", "up to 256 tokens: it predicts as well as a crop there, not better; at 512 it breaks (× 1.500)."),
         ("bbb", "up to its training length, 64 tokens; at 128 it breaks (× 1.500)."),
-        ("?uu", "64 tokens; at 128 it is undecided (about 1,200 targets would decide)."),
+        ("?uu", "64 tokens; at 128 it is undecided (an estimated 1,200 targets are needed)."),
     ],
 )
 def test_how_far_the_model_can_be_trusted(letters: str, sentence: str) -> None:
@@ -53,7 +53,7 @@ def test_methods_that_help_come_first_with_their_cost() -> None:
     )
     assert how == 'To get yarn, put into config.json: {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}}'
     assert "uses the context at 128 tokens: perplexity × 0.900 at 128 against the crop; at 256 it equals" in rerope
-    assert "at 512 it is undecided (about 1,200 targets would decide)" in rerope
+    assert "at 512 it is undecided (an estimated 1,200 targets are needed)" in rerope
     assert generate.startswith("To get rerope: fieldlens generate … --method rerope")
     assert window == "window equals the crop at 128, 256 and 512 tokens, and it needs a cache of 3 KiB (crop: 1 KiB)."
 
@@ -61,8 +61,24 @@ def test_methods_that_help_come_first_with_their_cost() -> None:
 def test_methods_that_do_not_help_are_named() -> None:
     sentences = advice(about({"stock": "bbb", "yarn": "cb?"}, refused=["rerope needs rotary positions"]))
     assert sentences[1:] == [
-        "No method is shown to use context past 64 tokens: a crop is as good.",
+        "No method is shown to use context past 64 tokens, but not all are decided.",
         "yarn equals the crop at 128 tokens, is worse than the crop at 256 tokens, "
-        "is undecided (about 1,200 targets would decide) at 512.",
+        "is undecided at 512 tokens (an estimated 1,200 targets are needed).",
         "Not tried: rerope needs rotary positions.",
+    ]
+
+
+def test_only_decided_methods_are_called_no_better_than_a_crop() -> None:
+    assert advice(about({"stock": "bbb", "yarn": "cbb"}))[1] == (
+        "No method uses context past 64 tokens: a crop is at least as good."
+    )
+
+
+def test_undecided_lengths_are_counted_together() -> None:
+    result = about({"stock": "bbb", "yarn": "???", "rerope": "b??"})
+    for row, needed in zip(result["results"], [None] * 3 + [1200, 55000, 8000, None, None, None], strict=True):
+        row["targets_needed"] = needed
+    assert advice(result)[2:] == [
+        "yarn is undecided at 128, 256 and 512 tokens (an estimated 1,200, 55,000 and 8,000 targets are needed).",
+        "rerope is worse than the crop at 128 tokens, is undecided at 256 and 512 tokens (more documents are needed).",
     ]

@@ -74,7 +74,7 @@ def test_the_crop_is_the_model_at_its_training_length(runs: Path, tmp_path: Path
     result = extend_model(str(runs / "rotary"), request, out=tmp_path, device=device, dtype=dtype)
     assert result.about["crop"]["perplexity"] == result.about["methods"]["stock"]["trained"]
     assert result.about["methods"]["stock"]["gradient_beyond"] is None
-    assert any("No method is shown" in sentence or "uses the context" in sentence for sentence in result.advice())
+    assert any("No method" in sentence or "uses the context" in sentence for sentence in result.advice())
 
 
 def test_default_methods_reach_the_longest_length() -> None:
@@ -116,6 +116,17 @@ def test_bad_input_is_one_line(
     assert code == 2
     assert message in error
     assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("spec", ["yarn:factor=0.5", "window:window=0"])
+def test_a_method_that_cannot_be_used_is_refused_before_anything_is_computed(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spec: str
+) -> None:
+    words = ["extend", str(runs / "rotary"), "--lengths", LENGTHS, "--method", "streaming", "--method", spec]
+    code, _, error = run(capsys, *words, "--targets", "4", "--out", str(tmp_path))
+    assert code == 2
+    assert "must be at least 1" in error
+    assert not list(tmp_path.iterdir())
 
 
 def test_evaluate_and_measure_take_a_method(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fieldlens.reporting import blocks as report
 from fieldlens.reporting.blocks import Axis, Card, Mark, Series
+from fieldlens.reporting.table import Table
 
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -181,3 +182,10 @@ def test_lengths_must_match() -> None:
 
 def test_an_empty_page_is_small() -> None:
     assert len(report.page("", "", [], {}).encode()) < 60_000
+
+
+def test_columns_of_numbers_with_a_word_can_be_aligned_like_the_others() -> None:
+    rows = [["stock", "48.37 undecided", "88.62 breaks"], ["yarn", "42.21 undecided", "42.97 breaks"]]
+    table = Table(["method", "128", "256"], rows)
+    assert report.DataTable(table.columns, table.rows).to_json()["numeric"] == [False, False, True]
+    assert report.DataTable(table.columns, table.rows, right=table.right).to_json()["numeric"] == [False, True, True]

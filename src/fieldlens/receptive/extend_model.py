@@ -87,6 +87,9 @@ def extend_model(
         raise BadInput(
             f"k must be at most {room} at {beyond[0]} tokens, or targets lack tokens to crop to, got {request.k}"
         )
+    for spec in request.methods:  # a method that the model refuses is reported before anything is computed
+        with ExitStack() as stack:
+            with_method(model, spec, stack, text.bos)
     plan = request.plan((trained, *beyond), text.bos)
     session = _Session(model, text, request, out, watch, draw_anchors(text.documents, plan), trained)
     if request.trials:
@@ -112,8 +115,6 @@ def _compare(session: _Session, lengths: list[int]) -> dict[str, Any]:
             try:
                 extended = with_method(session.model, spec, stack, session.text.bos)
             except BadInput as error:
-                if spec in request.methods:
-                    raise
                 refused.append(str(error))
                 continue
             session.watch(Stage(extended.about["name"]))

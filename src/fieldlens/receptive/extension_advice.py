@@ -22,7 +22,7 @@ def advice(about: dict[str, Any]) -> list[str]:
     for method in helpful:
         sentences += _help(about, method, rows[method])
     if not helpful:
-        sentences.append(f"No method is shown to use context past {about['train_length']:,} tokens: a crop is as good.")
+        sentences.append(_no_help(about["train_length"], [row for results in rows.values() for row in results]))
     sentences += _others(about, {method: rows[method] for method in rows if method not in helpful})
     return [*sentences, *(f"Not tried: {reason}." for reason in about["refused"])]
 
@@ -65,6 +65,13 @@ def _help(about: dict[str, Any], method: str, rows: Sequence[Row]) -> list[str]:
     return [sentence, _how(method, costs[method]["configuration"])]
 
 
+def _no_help(trained: int, rows: Sequence[Row]) -> str:
+    """What it means that no method is shown to help: a crop is as good only where every method is decided."""
+    if _at(rows, "undecided"):
+        return f"No method is shown to use context past {trained:,} tokens, but not all are decided."
+    return f"No method uses context past {trained:,} tokens: a crop is at least as good."
+
+
 def _how(method: str, configuration: dict[str, Any] | None) -> str:
     if configuration is None:
         return f"To get {method}: fieldlens generate … --method {method}; transformers has no setting for it."
@@ -80,7 +87,8 @@ def _others(about: dict[str, Any], rows: dict[str, list[Row]]) -> list[str]:
             for outcome, text in (("crops", "equals the crop"), ("breaks", "is worse than the crop"))
             if _at(results, outcome)
         ]
-        parts += [f"{_shows(row)} at {row['length']:,}" for row in _at(results, "undecided")]
+        if undecided := _at(results, "undecided"):
+            parts.append(f"is undecided at {_lengths(undecided, False)} ({_needed(undecided)})")
         same = all(row["outcome"] == "crops" for row in results)
         cost = f"{_cache(about['methods'], method, ', and it needs')}" if same else ""
         sentences.append(f"{method} {', '.join(parts)}{cost}.")
@@ -101,12 +109,23 @@ def _at(rows: Sequence[Row], outcome: str) -> list[Row]:
 def _lengths(rows: Sequence[Row], onward: bool) -> str:
     if onward:
         return f"{rows[0]['length']:,} tokens on"
-    *first, last = (f"{row['length']:,}" for row in rows)
-    return f"{', '.join(first)} and {last} tokens" if first else f"{last} tokens"
+    return f"{_enumerated([row['length'] for row in rows])} tokens"
+
+
+def _needed(rows: Sequence[Row]) -> str:
+    """About how many targets could decide each of these rows."""
+    counts = [row["targets_needed"] for row in rows]
+    if any(count is None for count in counts):
+        return "more documents are needed"
+    return f"an estimated {_enumerated(counts)} targets are needed"
+
+
+def _enumerated(numbers: Sequence[int]) -> str:
+    *first, last = (f"{number:,}" for number in numbers)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _shows(row: Row) -> str:
     if row["outcome"] == "undecided":
-        needed = row["targets_needed"]
-        return f"is undecided ({'more documents' if needed is None else f'about {needed:,} targets'} would decide)"
+        return f"is undecided ({_needed([row])})"
     return {"uses": "uses it", "crops": "equals the crop", "breaks": f"breaks (× {row['ratio']:.3f})"}[row["outcome"]]

@@ -93,7 +93,8 @@ class ExtensionResult:
                 name, "–" if beyond is None else f"{beyond:.1%}", f"{record['seconds']:.3g}",
                 f"{record['seconds'] / crop:.2f}", "–" if cache is None else format_bytes(cache),
             ])  # fmt: skip
-        columns = ["method", f"gradient beyond {self.train_length}", "seconds", "time / crop", "cache"]
+        seconds = "CPU seconds" if self.about["machine"]["device"] == "cpu" else "seconds"
+        columns = ["method", f"gradient beyond {self.train_length}", seconds, "time / crop", "cache"]
         return Table(columns, rows, f"gradient, time of a forward pass and cache at {longest} tokens")
 
     @property

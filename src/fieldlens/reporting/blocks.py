@@ -167,15 +167,18 @@ class DataTable(Block):
     title: str = ""
     notes: Sequence[str] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
+    right: Sequence[bool] | None = None
+    """Which columns are right-aligned; those of numbers if None."""
 
     def to_json(self) -> dict[str, Any]:
         assert all(len(row) == len(self.columns) for row in self.rows)
         columns = range(len(self.columns))
+        numbers = [index > 0 and _numeric([row[index] for row in self.rows]) for index in columns]
         return {
             "kind": "table",
             "columns": list(self.columns),
             "rows": [list(row) for row in self.rows],
-            "numeric": [index > 0 and _numeric([row[index] for row in self.rows]) for index in columns],
+            "numeric": numbers if self.right is None else list(self.right),
             "title": self.title,
             "notes": list(self.notes),
             "copies": [list(pair) for pair in self.copies.items()],
