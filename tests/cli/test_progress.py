@@ -59,3 +59,13 @@ def test_the_time_left_of_a_part_with_a_count_of_its_own(log: io.StringIO) -> No
     start, later = (line for line in log.getvalue().splitlines() if "check" in line)
     assert start.endswith("9% done, 4 min left")  # 0.1 of 2.2 in the steps of the clock above
     assert "left" in later
+
+
+def test_the_bar_of_a_second_part_is_not_finished() -> None:
+    with Watcher(Console(file=io.StringIO(), width=120, force_terminal=True), quiet=False) as watcher:
+        for done in range(5):
+            watcher.watch(Progress(done, 4, "gradients"))
+        watcher.watch(Progress(0.5, 4, "check"))
+        (task,) = watcher.progress.tasks
+        assert not task.finished
+        assert task.time_remaining != 0

@@ -16,6 +16,7 @@ from short_training import short_runs
 
 from fieldlens.cli import main
 from fieldlens.core.errors import BadInput
+from fieldlens.evaluation.protocols import Anchor
 from fieldlens.receptive import measure_models, rounds
 from fieldlens.receptive.budget import MIN_SEGMENTS, MIN_TARGETS, MIN_WINDOWS, RESERVE, Budget, Costs, explicit_command
 from fieldlens.receptive.request import MeasureRequest
@@ -38,10 +39,10 @@ def _here(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_cost_by_hand() -> None:
     costs = Costs(gradient=3.0, forward=1.0, details=10, length=64, windowed=2.0)
     assert costs.seconds(MeasureRequest(segments=20), 0) == 3 * 30
-    request = MeasureRequest(segments=20, plain=True, check=True, targets=50)  # 10 segments of 5 targets
-    # at lengths 16, 32 and 64, the last 1, 2 and 4 tokens of an excerpt count: 5, 3 and 2 excerpts
-    contexts = (5 * 16 + 3 * 32 + 2 * 64) / 64
-    assert costs.seconds(request, 4) == pytest.approx(3 * 20 + 10 * (contexts + 4 * 2.0))
+    request = MeasureRequest(segments=20, plain=True, check=True, targets=50)  # 13 segments of 4 targets
+    # at lengths 16, 32 and 64, the last 1, 2 and 4 tokens of an excerpt count: 4, 2 and 1 excerpts
+    contexts = (4 * 16 + 2 * 32 + 1 * 64) / 64
+    assert costs.seconds(request, 4) == pytest.approx(3 * 20 + 13 * (contexts + 4 * 2.0))
     assert costs.seconds(MeasureRequest(segments=20, plain=True, probe=True), 0) == 3 * 20 + 2 * 20
 
 
@@ -66,7 +67,16 @@ def test_windows_go_first_then_counts_then_details() -> None:
     chosen, _ = Budget(10).fit(request, costs, WINDOWS, 0.3 * full)
     assert chosen.targets < 1600
     assert chosen.targets % MIN_TARGETS == 0
+    assert len(chosen.windows or ()) == MIN_WINDOWS  # before there are fewer targets
     assert not chosen.plain
+
+
+@pytest.mark.parametrize(("length", "targets", "k"), [(2048, 1600, 32), (256, 1600, 16), (64, 1600, 4), (8, 90, 1)])
+def test_one_pass_evaluates_all_targets_of_a_segment(length: int, targets: int, k: int) -> None:
+    chosen = rounds.check_protocol(targets, length)
+    assert chosen.k == k
+    assert len(chosen.excerpts(Anchor(0, length), length, length)) == 1
+    assert rounds.check_segments(targets, length) * k >= targets
 
 
 def test_what_the_user_gave_stays() -> None:
@@ -130,3 +140,17 @@ def test_a_length_that_was_not_given_is_halved_until_it_fits(home: Path, monkeyp
     )
     assert measurement.field.length == lengths[0] // 4
     assert measurement.about["asked"]["length"] == measurement.field.length
+
+
+def test_rounds_are_expected_from_the_time_of_those_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = rounds.Rounds.__new__(rounds.Rounds)
+    check.count, check.start, check.deadline = 20, 100.0, 190.0
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: 120.0))
+    assert check._expected(0) == 20  # nothing is known yet
+    assert check._expected(0.5) == 2  # 40 s per round
+    assert check._expected(2) == 9
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: 200.0))
+    assert check._expected(0.5) == 1  # the first round is always finished
+    assert check._expected(3) == 3
+    check.deadline = float("inf")
+    assert check._expected(3) == 20

@@ -78,10 +78,11 @@ class Watcher:
 
     def _show_progress(self, event: events.Progress) -> None:
         text = f"{self.stage}  {event.part}"
-        self.progress.update(self.task, completed=event.done, total=event.total, description=text)
         now = time.monotonic()
         if self.start is None or event.done < self.done:  # another part with a count of its own
             self.start = (now, event.done)
+            self.progress.reset(self.task)  # else the bar remains finished, with no time left
+        self.progress.update(self.task, completed=event.done, total=event.total, description=text)
         self.done = event.done
         share, (part, before) = event.done / event.total, self.printed
         changed = event.part != part or share >= before + STEP

@@ -40,7 +40,7 @@ class Costs:
         contexts = context_passes(context_lengths(self.length), request.targets) * self.forward
         segment = contexts + windows * (self.windowed or self.forward)
         probes = 2 * request.segments * request.probe * self.forward
-        return gradients * self.gradient + probes + check_segments(request.targets) * request.check * segment
+        return gradients * self.gradient + probes + check_segments(request.targets, self.length) * request.check * segment
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Budget:
     ) -> tuple[MeasureRequest, bool]:
         """The request that costs at most this many seconds, and whether there is one.
 
-        Windows are dropped first, the smallest ones; then there are fewer segments and targets; at last, layers and
-        the passage are skipped.
+        Windows are dropped first, the smallest ones, down to MIN_WINDOWS; then there are fewer segments and targets; at
+        last, layers and the passage are skipped.
         """
         smallest = request
         for plain in (False, True):
             for share in SHARES:
-                for count in dict.fromkeys((len(windows), 6, 4, MIN_WINDOWS)):
+                for count in dict.fromkeys((len(windows), 6, 4, MIN_WINDOWS) if share == 1 else (MIN_WINDOWS,)):
                     smallest = self._smaller(request, windows, min(count, len(windows)), share, plain)
                     used = len(windows if smallest.windows is None else smallest.windows)
                     if costs.seconds(smallest, used) <= RESERVE * seconds:

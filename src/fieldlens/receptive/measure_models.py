@@ -241,8 +241,8 @@ def _with_targets(text: Text, request: MeasureRequest, length: int) -> MeasureRe
 
 def _missing(text: Text, request: MeasureRequest, length: int) -> bool:
     """Whether a text has too few targets for the check."""
-    chosen = check_protocol(request.targets)
-    return request.check and _available(text, chosen, length) < check_segments(request.targets) * chosen.k
+    chosen = check_protocol(request.targets, length)
+    return request.check and _available(text, chosen, length) < check_segments(request.targets, length) * chosen.k
 
 
 def _available(text: Text, chosen: Protocol, length: int) -> int:
@@ -295,7 +295,7 @@ def _check(adapter: ModelAdapter, text: Text, length: int, request: MeasureReque
             f"use --length {longest - 1} or less, or a longer text"
         )
     if _missing(text, request, length):
-        available = _available(text, check_protocol(request.targets), length)
+        available = _available(text, check_protocol(request.targets, length), length)
         raise BadInput(
             f"--check needs {request.targets} targets, but this text has only {available}: use fewer --targets"
         )

@@ -1,5 +1,6 @@
 """Rounds of a check: a few segments at a time, until all targets are evaluated or the time is over."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,33 +10,37 @@ from fieldlens.core.events import Event, Progress, Watch
 from fieldlens.data.text import Text
 from fieldlens.evaluation.evaluate import evaluate
 from fieldlens.evaluation.protocols import Anchor, draw, eligible, protocol
-from fieldlens.evaluation.protocols.consecutive import Consecutive
+from fieldlens.evaluation.protocols.consecutive import SHORTFALL, Consecutive
 from fieldlens.evaluation.result import Evaluation, Plan, merged
 from fieldlens.models.adapters.base import ModelAdapter
 from fieldlens.receptive.request import MeasureRequest
 
 PER_SEGMENT = 32
-"""Maximum number of consecutive targets in a segment: one pass over the context evaluates all of them."""
+"""Maximum number of consecutive targets in a segment, which one pass over a context of 512 tokens or more evaluates."""
 ROUND = 10
 """Segments in a round, and the minimum number of segments if there are as many targets."""
 
 
-def check_protocol(targets: int) -> Consecutive:
-    """The protocol of a check with this many targets: at least ROUND segments with up to PER_SEGMENT targets each."""
-    chosen = protocol("consecutive", k=max(1, min(PER_SEGMENT, targets // ROUND)))
+def check_protocol(targets: int, length: int) -> Consecutive:
+    """The protocol of a check with this many targets: at least ROUND segments with up to PER_SEGMENT targets each.
+
+    A segment has no more targets than one pass over `length` tokens evaluates: at the same cost, more segments with
+    fewer targets each give narrower intervals.
+    """
+    chosen = protocol("consecutive", k=max(1, min(PER_SEGMENT, length // SHORTFALL, targets // ROUND)))
     assert isinstance(chosen, Consecutive)
     return chosen
 
 
-def check_segments(targets: int) -> int:
+def check_segments(targets: int, length: int) -> int:
     """The number of segments of a check with at least this many targets."""
-    return -(-targets // check_protocol(targets).k)
+    return -(-targets // check_protocol(targets, length).k)
 
 
 def context_passes(lengths: Sequence[int], targets: int) -> float:
     """Cost of all contexts of one segment, in forward passes over the longest."""
-    rows = check_protocol(targets).excerpts
     anchor, longest = Anchor(0, max(lengths)), max(lengths)
+    rows = check_protocol(targets, longest).excerpts
     return sum(length * len(rows(anchor, length, longest)) for length in lengths) / longest
 
 
@@ -64,35 +69,40 @@ class Rounds:
         journal: Path | None,
     ) -> None:
         self.adapter, self.text, self.request, self.watch, self.journal = adapter, text, request, watch, journal
-        self.protocol, self.about = check_protocol(request.targets), dict(about)
+        self.protocol, self.about = check_protocol(request.targets, max(lengths)), dict(about)
         self.plans = {"contexts": (tuple(lengths), request.window)}
         self.plans |= {f"window {width}": ((max(lengths),), width) for width in windows}
         passes = context_passes(lengths, request.targets)
         self.weights = {name: passes if name == "contexts" else 1.0 for name in self.plans}
-        self.longest, self.done, self.expected = max(lengths), 0, 0
+        self.longest, self.done, self.count = max(lengths), 0, 0
+        self.start, self.deadline = 0.0, math.inf
 
     def run(self, deadline: float | None = None) -> dict[str, Evaluation]:
         """The evaluations by name. After the first round, rounds that would end past the deadline are left out."""
         parts: dict[str, list[Evaluation]] = {name: [] for name in self.plans}
-        groups, start = list(self._groups()), time.monotonic()
-        self.expected = len(groups)
+        groups = list(self._groups())
+        self.count, self.deadline = len(groups), math.inf if deadline is None else deadline
+        self.start = time.monotonic()
         for anchors in groups:
             for name in self.plans:
                 parts[name].append(self._evaluate(name, anchors))
             self.done += 1
-            if deadline is not None:
-                seconds = (time.monotonic() - start) / self.done
-                left = int((deadline - time.monotonic()) / seconds) if seconds else len(groups)
-                self.expected = min(len(groups), self.done + max(0, left))
-            if self.done >= self.expected:
+            if self.done >= self._expected(self.done):
                 break
         return {name: merged(evaluations) for name, evaluations in parts.items()}
+
+    def _expected(self, done: float) -> int:
+        """How many rounds there will be, if those up to the deadline take as long as the ones that are done."""
+        now = time.monotonic()
+        seconds = (now - self.start) / done if done else 0.0
+        left = (self.deadline - now) / seconds if seconds else math.inf
+        return min(self.count, max(math.ceil(done), int(min(done + left, self.count))))
 
     def _groups(self) -> Iterator[list[Anchor]]:
         """The anchors of each round. Draws of one seed are nested, so more rounds add anchors to those of fewer."""
         counts = [len(ids) for ids in self.text.documents]
         spans = eligible(counts, self.protocol, self.longest)
-        total, before = check_segments(self.request.targets), set[Anchor]()
+        total, before = check_segments(self.request.targets, self.longest), set[Anchor]()
         for stop in range(ROUND, total + ROUND, ROUND):
             anchors = draw(spans, min(stop, total), self.request.target_seed)
             yield [anchor for anchor in anchors if anchor not in before]
@@ -117,6 +127,7 @@ class Rounds:
             if isinstance(event, Progress):
                 share = (before + self.weights[name] * event.done / event.total) / total
                 part = event.part.replace("length", "context") if name == "contexts" else name
-                self.watch(Progress(self.done + share, self.expected, part))
+                done = self.done + share
+                self.watch(Progress(done, self._expected(done), part))
 
         return report
