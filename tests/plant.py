@@ -33,7 +33,7 @@ BUGS = [
     ("a damaged manifest is somebody else's", "storage/folders.py", " or text.count(b'\"sha256\": \"') > 1", ""),
     ("a row without a seal is believed", "storage/run_dir.py", "row if row.keys() <= _UNSEALED else {}", "row"),
     ("an estimate for every window", "receptive/rounds.py", "            if isinstance(event, Progress):", "            if not isinstance(event, Progress):\n                self.watch(event)\n            else:"),
-    ("a round too many", "receptive/rounds.py", "if self.done >= self.expected:", "if self.done > self.expected:"),
+    ("a round too many", "receptive/rounds.py", "if self.done >= self._expected(self.done):", "if self.done > self._expected(self.done):"),
     ("targets twice in rounds", "receptive/rounds.py", "if anchor not in before]", "]"),
     ("a context that is longer", "evaluation/protocols/consecutive.py", "last - length, last, scored", "last - length - 1, last, scored"),
     ("a guess as a decision", "receptive/decision.py", "if smallest is not None:", "if smallest is not None or candidates[0].contrast.ratio < 1.02:"),

@@ -58,3 +58,11 @@ def test_doctor_refuses_an_unknown_kernel(capsys: pytest.CaptureFixture[str], mo
         cli.main(["doctor", *CPU])
     assert exit_code.value.code == 2
     assert "unknown value of FIELDLENS_KERNEL 'triton': allowed: blocks, flex, sdpa" in capsys.readouterr().err
+
+
+def test_the_help_lists_only_what_applies(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["doctor", "--help"])
+    shown = capsys.readouterr().out
+    assert "--threads" in shown
+    assert "--max-document-bytes" not in shown
+    assert "train" not in shown

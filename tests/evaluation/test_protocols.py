@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fieldlens.core.errors import BadInput
-from fieldlens.evaluation.protocols import Anchor, Eligible, Protocol, draw, eligible, protocol, registry
+from fieldlens.evaluation.protocols import Anchor, Eligible, Protocol, draw, eligible, options, protocol, registry
 
 LENGTHS = [8, 16, 50]
 
@@ -148,3 +148,11 @@ def test_consecutive_contexts_are_nearly_the_length() -> None:
             assert excerpt.scored <= max(1, length / 16)
     with pytest.raises(BadInput, match="k must be at least 1, got 0"):
         protocol("consecutive", k=0)
+
+
+def test_an_option_of_two_protocols_is_described_once() -> None:
+    assert options()["k"].help == (
+        "Number of targets per segment, for the protocol consecutive or last-k. Default: 32 for consecutive, 16 for "
+        "last-k."
+    )
+    assert options()["stride"].help == "Number of targets per excerpt, for the protocol sliding. Default: 32."

@@ -117,10 +117,11 @@ def test_the_printed_command_gives_the_same_numbers(
     assert first["asked"]["segments"] < 20
     assert 0 < len(first["targets"]["check"]) < 900
     monkeypatch.setattr(rounds, "ROUND", 2)
-    main([*shlex.split(first["command"])[1:], "--out", "again", "--threads", "1"])
+    main([*shlex.split(first["command"])[1:], "--out", "again"])
     again = json.loads(Path("again/receptive-field.json").read_text())["models"][0]
-    for key in ("receptive_field", "check", "targets", "command"):
+    for key in ("receptive_field", "check", "targets"):
         assert again[key] == first[key]
+    assert again["command"] == first["command"].replace("--threads", "--out again --threads")
     assert f"--targets {len(first['targets']['check'])}" in first["command"]
     assert np.array_equal(*(np.load(f"{out}/receptive-field.npz")["norms_0"] for out in ("lens", "again")))
 
@@ -150,7 +151,19 @@ def test_rounds_are_expected_from_the_time_of_those_that_are_done(monkeypatch: p
     assert check._expected(0.5) == 2  # 40 s per round
     assert check._expected(2) == 9
     monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: 200.0))
-    assert check._expected(0.5) == 1  # the first round is always finished
+    assert check._expected(0.5) == rounds.MIN_ROUNDS
     assert check._expected(3) == 3
     check.deadline = float("inf")
     assert check._expected(3) == 20
+
+
+def test_the_command_repeats_the_output_folder_and_the_machine(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--length", "16", "--segments", "2", "--plain", "--json", "--threads", "1", "--dtype", "float64"]
+    main(["measure", str(home / "alibi"), *words, "--out", "a b"])
+    (record,) = json.loads(capsys.readouterr().out)
+    assert record["command"].endswith(" --out 'a b' --dtype float64 --threads 1 --minutes 0")
+    assert "--out 'a b'" in record["decision"]["next"]["command"]
+    main(["measure", str(home / "alibi"), str(home / "alibi"), *words, "--out", "both"])
+    for record in json.loads(capsys.readouterr().out):  # not over the report of both
+        assert f"--out {shlex.quote('both/' + record['model']['name'])} --minutes 0" in record["command"]
+    assert "16 tokens each" in Path("both/report.html").read_text()

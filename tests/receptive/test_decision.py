@@ -59,16 +59,35 @@ def test_the_decision_comes_first_and_the_next_command_last() -> None:
 
 
 def test_an_undecided_context_is_bracketed_and_a_command_would_decide() -> None:
-    contexts = evaluation({16: 2.0, 32: 1.0, 64: 0.012, 128: 0.0}, noise=0.005, trained=128)
+    contexts = evaluation({16: 2.0, 32: 1.0, 64: 0.012, 128: 0.0}, noise=0.0008, trained=128)
     contexts.about["seconds"] = 30.0
     check = Check(contexts, {}, {}, "float32")
     assert [candidate.outcome for candidate in check.of("context")] == ["undecided", "worse", "worse"]
     decision = decide(field([1.0] * 128, 128), check, COMMAND)
     assert decision.headline == "Undecided: the smallest context within 2% is between 32 and 128 tokens."
-    needed = check.of("context")[0].contrast.targets_to_bound
-    assert decision.command == f"{COMMAND.replace('--targets 60 ', '')} --targets {needed}"
-    assert decision.purpose.startswith("would decide, in about ")
     assert not decision.decided
+    needed = check.of("context")[0].contrast.targets_to_bound
+    assert needed is not None
+    assert needed < 1600
+    assert decision.command == f"{COMMAND.replace('--targets 60 ', '')} --targets 1600"  # the default first
+    assert decision.purpose == "may decide, if the estimate stays the same, in about 13 min here"
+
+
+def test_an_undecided_check_asks_for_the_default_number_of_targets_first() -> None:
+    contexts = evaluation({64: 0.0195, 128: 0.0}, noise=0.01, trained=128)
+    contexts.about["seconds"] = 30.0
+    decision = decide(field([1.0] * 128, 128), Check(contexts, {}, {}, "float32"), COMMAND)
+    assert decision.command.endswith("--targets 1600")
+    assert "narrows the intervals, in about 13 min here; to decide, about " in decision.purpose
+    assert decision.purpose.endswith(" targets are needed if the estimate stays the same")
+    many = evaluation({64: 0.0195, 128: 0.0}, documents=400, noise=0.01, trained=128)
+    check = Check(many, {}, {}, "float32")
+    needed = check.of("context")[0].contrast.targets_to_bound
+    assert decide(field([1.0] * 128, 128), check, COMMAND).command.endswith(f"--targets {needed}")
+    single = evaluation({64: 0.0195, 128: 0.0}, documents=1, trained=128)
+    single.about["segments"] = 1
+    without = Check(single, {}, {}, "float32")  # no interval
+    assert decide(field([1.0] * 128, 128), without, COMMAND).command.endswith("--text FILE")
 
 
 def test_without_a_check_the_next_command_is_a_check() -> None:
@@ -133,3 +152,16 @@ def test_evaluations_of_disjoint_targets_merge_in_order() -> None:
     assert whole.losses[8].tolist() == [1, 2, 5, 6, 9, 10]
     assert whole.sizes is not None
     assert whole.sizes.tolist() == [1, 2, 5, 6, 9, 10]
+
+
+def test_a_text_that_the_model_does_not_know_gives_no_recommendation() -> None:
+    contexts = evaluation({64: 0.009, 128: 0.0}, trained=128)  # perplexity 20
+    known, unknown = (Check(contexts, {}, {}, "float32", size) for size in (100, 30))
+    assert decide(field([1.0] * 128, 128), known, COMMAND).headline.startswith("A context of 64 tokens is enough")
+    decision = decide(field([1.0] * 128, 128), unknown, COMMAND)
+    assert decision.headline == (
+        "No recommendation: the model does not know this kind of text. Its perplexity is 20, and that of a uniform "
+        "guess 30."
+    )
+    assert not decision.decided
+    assert decision.next_step.endswith("--text FILE` measures a text of the kind that the model was trained on.")

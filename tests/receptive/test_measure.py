@@ -23,6 +23,7 @@ from fieldlens.evaluation.protocols import Anchor
 from fieldlens.evaluation.result import Evaluation
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.receptive.advice import advise
+from fieldlens.receptive.charts.perplexity import comparison
 from fieldlens.receptive.charts.profile import profile
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.field import ReceptiveField
@@ -333,6 +334,8 @@ def test_the_smallest_context_and_window_within_the_margin_of_the_full_length() 
     assert " over documents); a cache" in advice
     assert "saves" not in sentences(Check(contexts, {16: evaluation({256: 0.005})}, {}, "float32"))
     assert "No sliding window was evaluated." in sentences(Check(contexts, {}, sizes, "float32"))
+    full = Check(contexts, {256: evaluation({256: 0.0})}, sizes, "float32")
+    assert "No sliding window below 256 tokens was evaluated." in sentences(full)
     worse = Check(contexts, {8: evaluation({256: 0.5})}, {}, "float32")
     assert worse.smallest("window") is None
     assert "No sliding window is within 2% of the perplexity with 256 tokens: 8 tokens already" in sentences(worse)
@@ -347,7 +350,7 @@ def test_noise_is_no_advice() -> None:
     assert check.smallest("window") is None
     advice = sentences(check)
     assert "Undecided whether any sliding window is within 2% of the perplexity with 128 tokens: 16 tokens" in advice
-    assert "targets are needed to decide (`--targets " in advice
+    assert "targets are needed to decide, if the estimate stays the same" in advice
     assert "No sliding window is recommended." in advice
     assert "saves" not in advice
     assert "undecided from 128 tokens on (up to × " in advice
@@ -366,8 +369,46 @@ def test_a_model_that_explodes_is_compared_with_its_training_length() -> None:
     assert (check.verdict["verdict"], check.reference) == ("explodes", 64)
     advice = sentences(check)
     assert "perplexity explodes from 128 tokens on: × 2.7" in advice
-    assert "Use at most 64 tokens" in advice
+    assert advice.startswith("Use at most 64 tokens: perplexity explodes from 128 tokens on. A context of 32 tokens")
+    assert advice.count("Use at most") == 1
+    assert "All contexts and windows are compared with a context of 64 tokens, the training length." in advice
     assert "The smallest context shown to be within 2% of the perplexity with 64 tokens is 32 tokens" in advice
+
+
+def test_windows_of_the_training_length_are_candidates_and_longer_rows_are_shown() -> None:
+    contexts = evaluation({32: 0.3, 64: 0.0, 128: 1.0, 256: 2.0})
+    windows = {width: evaluation({256: loss}) for width, loss in ((32, 0.4), (64, 0.001), (128, 1.1))}
+    check = Check(contexts, windows, {}, "float32")
+    assert check.reference == 64
+    assert [(row.kind, row.tokens) for row in check.candidates] == [("context", 32), ("window", 64), ("window", 32)]
+    assert "The smallest sliding window shown to be within 2% of the perplexity with 64 tokens is 64" in sentences(
+        check
+    )
+    rows = comparison(check, "x").rows
+    assert [row[0] + row[1] for row in rows] == [
+        "context256", "context128", "context64", "context32", "window128", "window64", "window32"
+    ]  # fmt: skip
+    assert [row[-1] for row in rows] == ["worse", "worse", "reference", "worse", "worse", "within the margin", "worse"]
+    longer = [(row["kind"], row["tokens"]) for row in check.to_json()["past_reference"]]
+    assert longer == [("context", 256), ("context", 128), ("window", 128)]
+    too_long = sentences(Check(contexts, {128: windows[128]}, {}, "float32"))
+    assert "No sliding window up to 64 tokens was evaluated." in too_long
+
+
+def test_counts_name_targets_segments_and_documents() -> None:
+    check = Check(evaluation({32: 0.3, 64: 0.0, 128: 0.0}), {}, {}, "float32")
+    check.contexts.about["segments"] = 20
+    assert check.contexts.counts == {"targets": 60, "segments": 20, "documents": 12} == check.to_json()["counts"]
+    assert "Precision: with 60 targets in 20 segments of 12 documents, the change" in sentences(check)
+
+
+def test_the_gradient_proposes_nothing_against_the_decision() -> None:
+    """A model that explodes past its training length is not to be measured at a larger length."""
+    whole = field([1.0] * 256, 64)
+    check = Check(evaluation({32: 0.3, 64: 0.0, 256: 2.0}), {}, {}, "float32")
+    assert "Measure at a larger" not in " ".join(advise(whole, None, check))
+    assert "Measure at a larger" not in " ".join(advise(whole, None, None))  # it is past the training length
+    assert "Measure at a larger" in " ".join(advise(field([1.0] * 256, 1024), None, None))
 
 
 def test_the_verdict_stands_with_the_use_of_context() -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -31,7 +31,9 @@ SPEED_TOKENS = 512
 def doctor(
     *,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
-    machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
+    device: str = Machine.device,
+    dtype: Literal["auto", "float32", "float64", "bfloat16"] = Machine.dtype,
+    threads: int | None = Machine.threads,
 ) -> None:
     """Show what this machine has, and test the kernels that it uses.
 
@@ -45,20 +47,26 @@ def doctor(
     ----------
     as_json
         Print JSON.
+    device
+        Device to test: cpu, cuda, cuda:1, mps …; auto selects a GPU if one is available.
+    dtype
+        Dtype to test; auto is float32 on a CPU and bfloat16 on a GPU that supports it.
+    threads
+        Number of CPU threads. Default: as torch chooses.
     """
     from fieldlens.kernels.selection import requested_kernel
 
     requested_kernel()  # a wrong name is an error at once
-    device, dtype = machine.start()
+    chosen, number_type = Machine(device, dtype, threads).start()
     report: dict[str, Any] = {
         "versions": _versions(),
-        "machine": _machine(device, dtype),
-        "compile": _compilers(device),
+        "machine": _machine(chosen, number_type),
+        "compile": _compilers(chosen),
         "extras": {extra: installed_version(package) for extra, package in EXTRAS.items()},
         "caches": _caches(),
-        "kernels": _kernels(device, dtype),
-        "self_test": _self_test(device, dtype),
-        "speed": _speed(device, dtype),
+        "kernels": _kernels(chosen, number_type),
+        "self_test": _self_test(chosen, number_type),
+        "speed": _speed(chosen, number_type),
     }
     if as_json:
         print(json.dumps(report))

@@ -1,5 +1,6 @@
 """fieldlens measure: how far back a model looks."""
 
+import dataclasses
 import json
 import sys
 import time
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 MINUTES = 10.0
 """Default time budget on a terminal."""
+
+OUT = Path("lens")
+"""Default output folder."""
 
 HALF_PRECISION = (
     "--dtype {} is not used: gradients in half precision are mostly round-off, so the model is measured in float32"
@@ -48,7 +52,7 @@ def measure(
     margin: float = 0.02,
     cache_dtype: str | None = None,
     split: str = "test",
-    out: Path = Path("lens"),
+    out: Path = OUT,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     machine: Annotated[Machine, Parameter(name="*")] = Machine(),  # noqa: B008
 ) -> None:
@@ -144,10 +148,20 @@ def measure(
     with Watcher(screen, quiet=as_json) as watcher:
         device, dtype = _start(machine, watcher)
         measurements = measure_all(
-            models, request, device=device, dtype=dtype, watch=watcher.watch, journals=out, budget=budget
-        )
+            models, request, device=device, dtype=dtype, watch=watcher.watch, journals=out, budget=budget,
+            options=_options(out if len(models) == 1 else OUT, machine),
+        )  # fmt: skip
 
     _report(measurements, out, as_json)
+
+
+def _options(out: Path, machine: Machine) -> list[str]:
+    """The options that are not part of the request, as far as they were given."""
+    words = [] if out == OUT else ["--out", str(out)]
+    for field in dataclasses.fields(machine):
+        value = getattr(machine, field.name)
+        words += [] if value == field.default else [f"--{field.name.replace('_', '-')}", str(value)]
+    return words
 
 
 def _start(machine: Machine, watcher: Watcher) -> "tuple[torch.device, torch.dtype]":

@@ -41,6 +41,8 @@ def train(
 
     With several processes: torchrun --nproc-per-node 2 -m fieldlens train …
 
+    Without --threads, a run on a CPU takes the cores that are free when it starts, and as many threads when it resumes.
+
     Parameters
     ----------
     out

@@ -27,8 +27,8 @@ class Machine:
     dtype
         Dtype of weights and activations; auto is float32 on a CPU and bfloat16 on a GPU that supports it.
     threads
-        Number of CPU threads; torch's default if not set, but train takes the cores that are free when a run starts,
-        and the same number when it is resumed. Use 1 if other jobs run on the same machine: competing threads are slow.
+        Number of CPU threads. Default: as torch chooses. Use 1 if other jobs run on the same machine: threads that
+        compete for cores are slow.
     max_document_bytes
         Largest document to read, in bytes after decompression; a plain text file and a line of JSONL are one document.
         Raise it for larger ones; it protects against endless input and compression bombs.

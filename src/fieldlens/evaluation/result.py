@@ -91,6 +91,18 @@ class Evaluation:
     def documents(self) -> np.ndarray:
         return np.array([target.document for target in self.targets])
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of targets, of segments that were drawn, and of documents."""
+        documents = len(set(self.documents.tolist()))
+        return {"targets": len(self.targets), "segments": self.about["segments"], "documents": documents}
+
+    @property
+    def counts_text(self) -> str:
+        """The counts in words: "320 targets in 20 segments of 7 documents"."""
+        numbers = {name: f"{n:,} {name if n != 1 else name[:-1]}" for name, n in self.counts.items()}
+        return "{targets} in {segments} of {documents}".format(**numbers)
+
     def units(self) -> tuple[np.ndarray, str]:
         """Which targets are resampled together: those of a document, or of a segment if there are few documents."""
         documents_N = self.documents

@@ -31,11 +31,10 @@ def _scores(alive: Sequence[Evaluation]) -> Table:
         rows.append([_display_name(evaluation, alive), *scores])
         rows.append(["  95%", *(_interval(by_length[n]) if n in by_length else "" for n in lengths)])
     first = alive[0].about
-    text, count, documents = first["data"], len(alive[0].targets), len(set(alive[0].documents.tolist()))
+    text = first["data"]
     title = [f"{alive[0].quantity} by context length: {text['corpus']}"]
     title += [f"{text['split']} split"] if text["split"] else []
-    drawn = f"{count} targets in {documents} document{'s' if documents > 1 else ''}"
-    title += [first["protocol"]["name"], f"{drawn}; intervals over {alive[0].units()[1]}"]
+    title += [first["protocol"]["name"], f"{alive[0].counts_text}; intervals over {alive[0].units()[1]}"]
     return Table(["model", *map(str, lengths)], rows, ", ".join(title))
 
 

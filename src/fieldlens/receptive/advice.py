@@ -30,7 +30,7 @@ def advise(
 def _evidence(field: ReceptiveField, theoretical: dict[str, Any] | None, check: Check | None) -> list[str]:
     """What the decision rests on: the verdict and the contexts first, then the gradient."""
     sentences = [] if check is None else _check_sentences(check, field)
-    sentences += gradient_sentences(field)
+    sentences += gradient_sentences(field, checked=check is not None)
     if theoretical:
         sentences.append(
             f"Its windows reach exactly {theoretical['exact']:,} tokens "
@@ -63,12 +63,11 @@ def _check_sentences(check: Check, field: ReceptiveField) -> list[str]:
 
 def _sink_sentences(check: Check, field: ReceptiveField) -> list[str]:
     """The window to try next, if windows fail and the first token is a sink."""
-    if not check.windows or check.smallest("window") is not None or not field.has_sink:
+    windows = check.of("window")
+    if not windows or check.smallest("window") is not None or not field.has_sink:
         return []
-    width = max(check.windows)
-    return [
-        f"These windows drop the first token, which is a sink: try one that keeps it, `--window {width} --sinks 4`."
-    ]
+    kept = f"`--window {windows[0].tokens} --sinks 4`"
+    return [f"These windows drop the first token, which is a sink: try one that keeps it, {kept}."]
 
 
 def _verdict_sentences(check: Check) -> list[str]:
@@ -79,7 +78,9 @@ def _verdict_sentences(check: Check) -> list[str]:
         subject = "the change of perplexity is" if outcome.startswith("undecided") else "perplexity"
         sentences.append(f"Measured past the training length, {subject} {outcome}: {evidence_text(verdict)}.")
     if verdict["verdict"] in RISES:
-        sentences.append(f"Use at most {check.reference:,} tokens; smaller contexts are compared with that length.")
+        sentences.append(
+            f"All contexts and windows are compared with a context of {check.reference:,} tokens, the training length."
+        )
     text = use["text"] if use else "context use not measured: no shorter context was evaluated"
     return [*sentences, f"{text[0].upper()}{text[1:]}.", *_precision_sentences(check)]
 
@@ -88,8 +89,8 @@ def _precision_sentences(check: Check) -> list[str]:
     """How precisely the step from the next shorter context to the reference is known."""
     contrasts = [(candidate.tokens, candidate.contrast) for candidate in check.of("context")[:1]]
     return [
-        f"Precision: with {row.targets:,} targets, the change of perplexity from {tokens:,} to {check.reference:,} "
-        f"tokens is known to ± {(ratio(row.high) - ratio(row.low)) / 2:.1%}."
+        f"Precision: with {check.contexts.counts_text}, the change of perplexity from {tokens:,} to "
+        f"{check.reference:,} tokens is known to ± {(ratio(row.high) - ratio(row.low)) / 2:.1%}."
         for tokens, row in contrasts
         if math.isfinite(row.high - row.low)
     ]
@@ -106,7 +107,10 @@ def _smallest_sentence(check: Check, kind: str, label: str) -> str:
             f"({smallest.interval} over {unit}){_saving(check, smallest)}."
         )
     if not candidates:
-        return "No sliding window was evaluated." if kind == "window" else "No shorter context was evaluated."
+        if kind == "window" and not check.windows:
+            return "No sliding window was evaluated."
+        bound = "below" if kind == "context" or check.reference == check.longest else "up to"
+        return f"No {label} {bound} {check.reference:,} tokens was evaluated."
     largest = candidates[0]
     if largest.outcome == "worse":
         return f"No {label} is {goal}: {largest.tokens:,} tokens already cost {largest.interval} over {unit}."
@@ -114,7 +118,7 @@ def _smallest_sentence(check: Check, kind: str, label: str) -> str:
     more = (
         "more documents are needed to decide"
         if needed is None
-        else f"about {needed:,} targets are needed to decide (`--targets {needed}`)"
+        else f"about {needed:,} targets are needed to decide, if the estimate stays the same"
     )
     return (
         f"Undecided whether any {label} is {goal}: {largest.tokens:,} tokens give {largest.interval} over {unit}; "

@@ -9,9 +9,9 @@ from typing import Any
 
 from fieldlens.core.errors import BadInput
 from fieldlens.receptive.request import MeasureRequest
-from fieldlens.receptive.rounds import PER_SEGMENT, ROUND, check_segments, context_lengths, context_passes
+from fieldlens.receptive.rounds import MIN_ROUNDS, PER_SEGMENT, ROUND, check_segments, context_lengths, context_passes
 
-MIN_SEGMENTS, MIN_TARGETS, MIN_WINDOWS = 4, ROUND * PER_SEGMENT, 3
+MIN_SEGMENTS, MIN_TARGETS, MIN_WINDOWS = 4, MIN_ROUNDS * ROUND * PER_SEGMENT, 3
 SHARES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.0)
 """Shares of the requested segments and targets that are tried, down to the minimum."""
 RESERVE = 0.85
@@ -40,7 +40,9 @@ class Costs:
         contexts = context_passes(context_lengths(self.length), request.targets) * self.forward
         segment = contexts + windows * (self.windowed or self.forward)
         probes = 2 * request.segments * request.probe * self.forward
-        return gradients * self.gradient + probes + check_segments(request.targets, self.length) * request.check * segment
+        return (
+            gradients * self.gradient + probes + check_segments(request.targets, self.length) * request.check * segment
+        )
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,11 @@ KEPT = (
 """Options that an explicit command repeats if they differ from their defaults."""
 
 
-def explicit_command(model: str, request: MeasureRequest, length: int) -> str:
-    """The command that gives the same numbers on any machine: every count is written out."""
+def explicit_command(model: str, request: MeasureRequest, length: int, options: Sequence[str] = ()) -> str:
+    """The command that gives the same numbers on any machine: every count is written out.
+
+    `options` are those of the command line that are not part of the request, such as --out.
+    """
     words = ["fieldlens", "measure", model, "--length", str(length), "--segments", str(request.segments)]
     if request.check:
         words += ["--check", "--targets", str(request.targets), "--margin", f"{request.margin:g}"]
@@ -115,4 +120,4 @@ def explicit_command(model: str, request: MeasureRequest, length: int) -> str:
         value = getattr(request, name)
         if value != defaults[name]:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join([*words, "--minutes", "0"])
+    return shlex.join([*words, *options, "--minutes", "0"])

@@ -26,6 +26,8 @@ from fieldlens.storage.records import ModelRecord
 
 RISES = ("drifts", "explodes")
 """Verdicts on a loss that rises past the training length."""
+GUESSES = 0.5
+"""A perplexity above this share of the vocabulary size is close to that of a uniform guess."""
 
 
 def probe(
@@ -108,6 +110,12 @@ class Check:
     """Bytes of the KV cache of each candidate, by its name; empty if unknown."""
     cache_dtype: str
     """The dtype of that cache."""
+    vocab_size: int | None = None
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the model predicts the text hardly better than by chance, so that no context can be recommended."""
+        return self.vocab_size is not None and self.contexts.table[self.reference] > GUESSES * self.vocab_size
 
     @property
     def longest(self) -> int:
@@ -124,15 +132,20 @@ class Check:
         """The context to compare with: the longest, or the training length if the loss rises past it."""
         return self.verdict["train_length"] if self.verdict["verdict"] in RISES else self.longest
 
-    @cached_property
+    @property
     def candidates(self) -> list[Candidate]:
-        """Contexts, then windows, below the reference context, each from the largest down."""
+        """Contexts below the reference, then windows up to it, each from the largest down."""
+        return [row for row in self.compared if row.tokens < self.reference + (row.kind == "window")]
+
+    @cached_property
+    def compared(self) -> list[Candidate]:
+        """All contexts but the reference, then all windows below the longest context, each from the largest down."""
         losses = {("context", length): losses for length, losses in self.contexts.losses.items()}
         losses |= {("window", width): evaluation.losses[self.longest] for width, evaluation in self.windows.items()}
         reference_N, (units_N, _) = self.contexts.quantities(self.reference), self.contexts.units()
         candidates = []
         for kind, tokens in sorted(losses, key=lambda name: (name[0], -name[1])):
-            if tokens < self.reference:
+            if tokens != (self.reference if kind == "context" else self.longest):
                 values_N = losses[kind, tokens].double().numpy()
                 row = contrast(values_N, reference_N, units_N, self.contexts.margin)
                 perplexity, cache = ratio(float(values_N.mean())), self.cache.get(f"{kind} {tokens}")
@@ -177,7 +190,11 @@ class Check:
             "verdict": self.verdict,
             "reference": self.reference,
             "resampled": self.contexts.units()[1],
-            "candidates": [{"kind": candidate.kind, **candidate.to_json()} for candidate in self.candidates],
+            "candidates": [{"kind": row.kind, **row.to_json()} for row in self.candidates],
+            "past_reference": [
+                {"kind": row.kind, **row.to_json()} for row in self.compared if row not in self.candidates
+            ],
+            "counts": self.contexts.counts,
             **{
                 f"smallest_{kind}": {**best.to_json(), "cache_saved": self.saved(best)} if best else None
                 for kind, best in smallest.items()
@@ -213,7 +230,7 @@ def check(
     itemsize = CACHE_DTYPES.get(served) or adapter.dtype.itemsize
     cache = {name: int(size * itemsize / adapter.dtype.itemsize) for name, size in sizes.items() if size}
     by_window = {width: evaluations[f"window {width}"] for width in windows}
-    return Check(evaluations["contexts"], by_window, cache, served)
+    return Check(evaluations["contexts"], by_window, cache, served, adapter.vocab_size)
 
 
 def candidate_windows(adapter: ModelAdapter, length: int, window: int | None) -> list[int]:

@@ -9,6 +9,7 @@ from fieldlens.evaluation.equivalence import percent, ratio
 from fieldlens.evaluation.verdict import describe
 from fieldlens.receptive.check import RISES, Check
 from fieldlens.receptive.field import ReceptiveField
+from fieldlens.receptive.request import TARGETS
 
 Options = dict[str, str | None]
 """Options of a command; None for an option without a value."""
@@ -50,6 +51,12 @@ def decide(field: ReceptiveField, check: Check | None, command: str = "") -> Dec
         if field.saturated():
             return Decision(f"The gradient reaches the whole context of {field.length:,} tokens.", False, *step)
         return Decision(f"The last {field.erf():,} of {field.length:,} tokens hold 99% of the gradient.", False, *step)
+    if check.guesses:
+        perplexity = f"{check.contexts.table[check.reference]:,.0f}"
+        headline = f"No recommendation: the model does not know this kind of text. Its perplexity is {perplexity}"
+        headline += f", and that of a uniform guess {check.vocab_size:,}."
+        step = with_options(command, {"--text": "FILE"}), "measures a text of the kind that the model was trained on"
+        return Decision(headline, False, *step)
     rises = ""
     if check.verdict["verdict"] in RISES:
         rises = (
@@ -85,11 +92,20 @@ def _by_context(check: Check, field: ReceptiveField) -> tuple[str, bool, Options
         return headline, True, own, YOUR_TEXT
     bounds = f"between {worse.tokens:,} and {full:,} tokens" if worse else f"up to {full:,} tokens"
     headline = f"{unused}Undecided: the smallest context within {margin} is {bounds}."
-    needed = candidates[0].contrast.targets_to_bound
-    if needed is None:
-        return headline, False, own, YOUR_TEXT
-    seconds = check.seconds * needed / len(check.contexts.targets)
-    return headline, False, {"--targets": str(needed)}, f"would decide, in about {format_duration(seconds)} here"
+    return headline, False, *_more_targets(check, candidates[0].contrast.targets_to_bound)
+
+
+def _more_targets(check: Check, needed: int | None) -> tuple[Options, str]:
+    """More targets for a check that is undecided: the default number first, then as many as the estimate asks for."""
+    present = check.contexts.counts["targets"]
+    if needed is None or needed <= present:
+        return {"--text": "FILE"}, YOUR_TEXT
+    targets = TARGETS if present < TARGETS else needed
+    duration = format_duration(check.seconds * targets / present)
+    if targets >= needed:
+        return {"--targets": str(targets)}, f"may decide, if the estimate stays the same, in about {duration} here"
+    purpose = f"narrows the intervals, in about {duration} here; to decide, about {needed:,} targets are needed"
+    return {"--targets": str(targets)}, f"{purpose} if the estimate stays the same"
 
 
 def with_options(command: str, options: Options) -> str:

@@ -60,9 +60,15 @@ def gradient_advice(field: Field) -> list[str]:
     return [f"No receptive field: {field.status}."] if field.status else gradient_sentences(field)
 
 
-def gradient_sentences(field: Field) -> list[str]:
-    """How far the gradient reaches, by share and by distance; attention sinks; coverage."""
-    sentences = [*_bound_sentences(field), f"Share of the gradient: {_spread(field)} of {field.length:,} tokens."]
+def gradient_sentences(field: Field, checked: bool = False) -> list[str]:
+    """How far the gradient reaches, by share and by distance; attention sinks; coverage.
+
+    With a check, the decision rests on perplexity, and the gradient proposes no next step.
+    """
+    sentences = [
+        *_bound_sentences(field, checked),
+        f"Share of the gradient: {_spread(field)} of {field.length:,} tokens.",
+    ]
     bands = ", ".join(f"{first:,}–{last:,}: {share:.1%}" for first, last, share in field.by_distance())
     sentences.append(f"By distance: {bands}.")
     if field.has_sink and field.stands_alone:
@@ -79,15 +85,18 @@ def gradient_sentences(field: Field) -> list[str]:
     return sentences
 
 
-def _bound_sentences(field: Field) -> list[str]:
+def _bound_sentences(field: Field, checked: bool) -> list[str]:
     if not field.saturated():
         return []
     bounded_rest = field.has_sink and field.stands_alone and not field.saturated(without_first=True)
-    return [
+    trained = field.train_length is None or field.length < field.train_length
+    steps = ["Measure at a larger --length if the text allows it."] if trained and not checked else []
+    steps += ["See the numbers without the first token."] if bounded_rest else []
+    sentence = (
         f"Not bounded at this length: 99% of the gradient needs {field.erf(0.99):,} of {field.length:,} tokens, so the "
-        "gradient alone recommends no context size. Measure at a larger --length if the model and the text allow it"
-        f"{', or see the numbers without the first token' if bounded_rest else ''}."
-    ]
+        "gradient alone recommends no context size."
+    )
+    return [" ".join([sentence, *steps])]
 
 
 def _spread(field: Field, without_first: bool = False) -> str:

@@ -64,13 +64,15 @@ def measure_all(
     watch: Watch = ignore,
     journals: Path | None = None,
     budget: Budget | None = None,
+    options: Sequence[str] = (),
 ) -> list[Measurement]:
     """Measure models one after another; all models and texts are checked first.
 
     With a budget, the numbers of segments, targets and windows are chosen to fit into it; models share it evenly.
 
     Finished segments are kept in the folder `journals`, from which an interrupted measurement resumes. The caller
-    removes them (`remove_journals`) once it has written the result.
+    removes them (`remove_journals`) once it has written the result. `options` are further options of the command line,
+    which the recorded command repeats.
     """
     watch(Stage("", "reading the text"))
     origins = [find_model(name) for name in models]
@@ -85,7 +87,9 @@ def measure_all(
         if budget is not None:
             now = time.monotonic()
             deadline = Deadline(budget, now + (budget.end - now) / (len(origins) - number))
-        session = _Session(device, dtype, watch, journals, deadline)
+        # the command for one of several models does not overwrite their common report
+        own = ["--out", str(journals / name)] if journals is not None and len(origins) > 1 else []
+        session = _Session(device, dtype, watch, journals, deadline, [*options, *own])
         measurements.append(_measure(origin, name, texts[origin.tokenizer], request, session))
     return measurements
 
@@ -105,6 +109,7 @@ class _Session(NamedTuple):
     watch: Watch
     journals: Path | None
     deadline: Deadline | None
+    options: Sequence[str]
 
     @property
     def check_deadline(self) -> float | None:
@@ -150,7 +155,7 @@ def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, ses
         most = request if end is None else replace(request, targets=gradients.most_targets)  # the clock decides
         check_result = check(adapter, text, length, most, model.about, stages.watch("check"), journal, end)
         request = request if end is None else replace(request, targets=len(check_result.contexts.targets))
-    command = explicit_command(origin.text, request, length)
+    command = explicit_command(origin.text, request, length, session.options)
     if session.deadline is not None:
         session.watch(Note(f"{name}: {command}"))
     about: MeasurementRecord = {

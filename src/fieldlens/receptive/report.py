@@ -63,9 +63,9 @@ def summary(measurements: Sequence[Measurement]) -> Table:
 def comparisons(measurements: Sequence[Measurement]) -> list[Table]:
     """One table per check: perplexity by context and by window, with intervals."""
     return [
-        comparison(measurement.check, f"{measurement.name}: perplexity by context and window, on the same targets")
-        for measurement in measurements
-        if measurement.check is not None
+        comparison(check, f"{name}: perplexity by context and window, on the same {check.contexts.counts_text}")
+        for name, check in ((measurement.name, measurement.check) for measurement in measurements)
+        if check is not None
     ]
 
 
@@ -99,7 +99,10 @@ def page(measurements: Sequence[Measurement], command: str) -> str:
     about = measurements[0].about
     unique_lengths = sorted({measurement.about["asked"]["length"] for measurement in measurements})
     lengths = " or ".join(f"{length:,}" for length in unique_lengths)
-    subtitle = f"{about['asked']['segments']} segments of {lengths} tokens from {about['data']['corpus']}"
+    segments = {f"{measurement.about['asked']['segments']:,}" for measurement in measurements}
+    subtitle = f"{about['data']['corpus']}: gradients of {' or '.join(sorted(segments))} targets, {lengths} tokens each"
+    checks = [measurement.check.contexts.counts_text for measurement in measurements if measurement.check is not None]
+    subtitle += "".join(f"; perplexity of {counts}" for counts in dict.fromkeys(checks))
     footer = {"made with": f"fieldlens {about['versions']['fieldlens']}"}
     return report.page(f"How far back {names} looks", subtitle, blocks(measurements, command), footer)
 

@@ -17,17 +17,17 @@ from fieldlens.receptive.request import MeasureRequest
 
 PER_SEGMENT = 32
 """Maximum number of consecutive targets in a segment, which one pass over a context of 512 tokens or more evaluates."""
-ROUND = 10
-"""Segments in a round, and the minimum number of segments if there are as many targets."""
+ROUND, MIN_ROUNDS = 5, 2
+"""Segments in a round, and the number of rounds that are evaluated whatever the deadline."""
 
 
 def check_protocol(targets: int, length: int) -> Consecutive:
-    """The protocol of a check with this many targets: at least ROUND segments with up to PER_SEGMENT targets each.
+    """The protocol of a check with this many targets: MIN_ROUNDS rounds or more, up to PER_SEGMENT targets per segment.
 
     A segment has no more targets than one pass over `length` tokens evaluates: at the same cost, more segments with
     fewer targets each give narrower intervals.
     """
-    chosen = protocol("consecutive", k=max(1, min(PER_SEGMENT, length // SHORTFALL, targets // ROUND)))
+    chosen = protocol("consecutive", k=max(1, min(PER_SEGMENT, length // SHORTFALL, targets // (ROUND * MIN_ROUNDS))))
     assert isinstance(chosen, Consecutive)
     return chosen
 
@@ -78,7 +78,7 @@ class Rounds:
         self.start, self.deadline = 0.0, math.inf
 
     def run(self, deadline: float | None = None) -> dict[str, Evaluation]:
-        """The evaluations by name. After the first round, rounds that would end past the deadline are left out."""
+        """The evaluations by name. After the first MIN_ROUNDS, rounds that would end past the deadline are left out."""
         parts: dict[str, list[Evaluation]] = {name: [] for name in self.plans}
         groups = list(self._groups())
         self.count, self.deadline = len(groups), math.inf if deadline is None else deadline
@@ -96,7 +96,7 @@ class Rounds:
         now = time.monotonic()
         seconds = (now - self.start) / done if done else 0.0
         left = (self.deadline - now) / seconds if seconds else math.inf
-        return min(self.count, max(math.ceil(done), int(min(done + left, self.count))))
+        return min(self.count, max(MIN_ROUNDS, math.ceil(done), int(min(done + left, self.count))))
 
     def _groups(self) -> Iterator[list[Anchor]]:
         """The anchors of each round. Draws of one seed are nested, so more rounds add anchors to those of fewer."""

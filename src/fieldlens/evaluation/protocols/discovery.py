@@ -31,14 +31,19 @@ def registry() -> dict[str, type[Protocol]]:
 def options() -> dict[str, Option]:
     """The options of all protocols by name. Protocols that share an option must agree on its type."""
     offered: dict[str, Option] = {}
+    defaults: dict[tuple[str, str], list[tuple[str, Any]]] = {}
     for name, cls in registry().items():
         hints = get_type_hints(cls)
         for field in dataclasses.fields(cls):
             kind = hints[field.name]
-            text = f"{field.metadata['help']}, for the protocol {name}. Default: {field.default}."
-            before = offered.get(field.name, Option(kind, ""))
-            assert before.kind is kind, f"protocols disagree on the type of option {field.name}"
-            offered[field.name] = Option(kind, f"{before.help} {text}".strip())
+            assert offered.setdefault(field.name, Option(kind, "")).kind is kind, f"option {field.name} has two types"
+            text = field.metadata["help"]
+            defaults.setdefault((field.name, text), []).append((name, field.default))
+    for (option, text), values in defaults.items():
+        names = " or ".join(name for name, _ in values)
+        default = ", ".join(f"{value}" if len(values) == 1 else f"{value} for {name}" for name, value in values)
+        words = f"{offered[option].help} {text}, for the protocol {names}. Default: {default}."
+        offered[option] = offered[option]._replace(help=words.strip())
     return offered
 
 

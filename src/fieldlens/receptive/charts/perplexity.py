@@ -52,12 +52,22 @@ def comparison(check: Check, title: str) -> Table:
     """Every context and window with its perplexity, and how it compares with the reference context."""
     intervals = {row["length"]: row for row in check.contexts.rows()}
     full = check.contexts.table[check.reference]
-    rows = [["context", f"{check.reference:,}", f"{full:.4g}", _bounds(intervals[check.reference]), "1", "reference"]]
-    for candidate in check.candidates:
+    reference = [
+        "context",
+        f"{check.reference:,}",
+        f"{full:.4g}",
+        _bounds(intervals[check.reference]),
+        "1",
+        "reference",
+    ]
+    rows = []
+    for candidate in check.compared:
         ratio = candidate.interval.removeprefix("× ").replace("95% interval ", "")
         bounds = _bounds(intervals[candidate.tokens]) if candidate.kind == "context" else ""
         kind, tokens = candidate.kind, f"{candidate.tokens:,}"
         rows.append([kind, tokens, f"{candidate.perplexity:.4g}", bounds, ratio, candidate.outcome])
+    longer = sum(row.kind == "context" and row.tokens > check.reference for row in check.compared)
+    rows.insert(longer, reference)
     margin = f"margin {percent(check.contexts.margin)}"
     return Table(["kind", "tokens", "perplexity", "95% interval", "ratio, 95% interval", margin], rows, title)
 
@@ -68,7 +78,10 @@ def _bounds(row: dict[str, Any]) -> str:
 
 
 def _table(measurement: Measurement, check: Check) -> report.Block:
-    title = f"{measurement.name}: perplexity against the context of {check.reference:,} tokens"
+    title = (
+        f"{measurement.name}: perplexity against the context of {check.reference:,} tokens, on the same "
+        f"{check.contexts.counts_text}"
+    )
     table = comparison(check, title)
     copies = {"Markdown": table.markdown(), "LaTeX": table.latex()}
     return report.DataTable(table.columns, table.rows, title, (), copies)
