@@ -15,7 +15,7 @@ DEMO_TEXT := --corpus fieldlens --out demo
 demo: $(READY)  ## evaluate and measure the reference models on the sources of this library: a picture, then a report
 ifneq ($(MODELS),)
 	$(BIN)/fieldlens evaluate $(MODELS) $(DEMO_TEXT) --lengths 16,32,64,128,256,512 --protocol last-k --k 16 --segments 100
-	$(BIN)/fieldlens measure $(MODELS) $(DEMO_TEXT) --length 256 --segments 24 --check --targets 200
+	$(BIN)/fieldlens measure $(MODELS) $(DEMO_TEXT) --length 256 --segments 24 --check --windows 32,64,128
 	@echo "To train and measure a model of your own, in about two minutes:"
 	@echo "  $(BIN)/fieldlens train --preset glance --out runs/first && $(BIN)/fieldlens measure runs/first --length 512 --check"
 else  # no reference models are committed yet: train five small ones, about ten minutes on two cores

@@ -166,4 +166,4 @@ def test_the_command_repeats_the_output_folder_and_the_machine(home: Path, capsy
     main(["measure", str(home / "alibi"), str(home / "alibi"), *words, "--out", "both"])
     for record in json.loads(capsys.readouterr().out):  # not over the report of both
         assert f"--out {shlex.quote('both/' + record['model']['name'])} --minutes 0" in record["command"]
-    assert "16 tokens each" in Path("both/report.html").read_text()
+    assert "gradients of 2 targets, 16 tokens each" in Path("both/report.html").read_text()

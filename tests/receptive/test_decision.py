@@ -43,7 +43,7 @@ def test_the_decision_comes_first_and_the_next_command_last() -> None:
     assert lines[-1].startswith(f"Next: `{COMMAND} --text FILE` repeats")
     assert decide(shares, enough, "fieldlens measure m --corpus c").command == "fieldlens measure m --text FILE"
     keep = decide(shares, Check(evaluation({16: 0.9, 32: 0.2, 64: 0.0}, trained=256), {}, {}, "float32"), COMMAND)
-    assert keep.headline == "Keep all 64 tokens: 32 cost at least 22% of perplexity."
+    assert keep.headline == "Keep all 64 tokens: with 32, perplexity rises by at least 22%."
     doubled = Check(evaluation({16: 0.9, 64: 0.2, 128: 0.0}, trained=256), {}, {}, "float32")
     longer = decide(ReceptiveField(np.ones((1, 128)), train_length=256), doubled, COMMAND)
     assert longer.command.endswith("--segments 4 --check --targets 60 --minutes 0 --length 256")

@@ -1,5 +1,6 @@
 """fieldlens measure from the command line, and its advice."""
 
+import dataclasses
 import json
 import shutil
 from functools import partial
@@ -457,6 +458,13 @@ def test_a_page_escapes_what_it_shows(home: Path) -> None:
     assert "<script>window.hacked" not in html
     assert "<img" not in html
     assert HOSTILE in summary(measurements).rows[0][0]
+    about = measurements[0].about
+    twins = [
+        dataclasses.replace(measurements[0], about={**about, "model": {**about["model"], "name": name}})
+        for name in ("a", "b")
+    ]
+    assert "<title>How far back a looks</title>" in page(twins[:1], "")
+    assert "<title>How far back a and b look</title>" in page(twins, "")
 
 
 def test_a_model_that_cannot_take_the_length_is_one_line(

@@ -85,7 +85,7 @@ def _by_context(check: Check, field: ReceptiveField) -> tuple[str, bool, Options
         return f"{unused}{enough}: perplexity is within {margin} of that with {full:,} tokens.", True, own, YOUR_TEXT
     if candidates[0].outcome == "worse":
         cost = percent(round(ratio(candidates[0].contrast.low) - 1, 3))
-        headline = f"Keep all {full:,} tokens: {candidates[0].tokens:,} cost at least {cost} of perplexity."
+        headline = f"Keep all {full:,} tokens: with {candidates[0].tokens:,}, perplexity rises by at least {cost}."
         longer = field.train_length is None or 2 * full <= field.train_length
         if longer:
             return headline, True, {"--length": str(2 * full)}, "measures whether still more context helps"

@@ -95,7 +95,8 @@ def write(measurements: Sequence[Measurement], out: Path, command: Sequence[str]
 
 def page(measurements: Sequence[Measurement], command: str) -> str:
     """The HTML report."""
-    names = ", ".join(dict.fromkeys(measurement.name for measurement in measurements))
+    *others, last = dict.fromkeys(measurement.name for measurement in measurements)
+    title = f"How far back {', '.join(others)} and {last} look" if others else f"How far back {last} looks"
     about = measurements[0].about
     unique_lengths = sorted({measurement.about["asked"]["length"] for measurement in measurements})
     lengths = " or ".join(f"{length:,}" for length in unique_lengths)
@@ -104,7 +105,7 @@ def page(measurements: Sequence[Measurement], command: str) -> str:
     checks = [measurement.check.contexts.counts_text for measurement in measurements if measurement.check is not None]
     subtitle += "".join(f"; perplexity of {counts}" for counts in dict.fromkeys(checks))
     footer = {"made with": f"fieldlens {about['versions']['fieldlens']}"}
-    return report.page(f"How far back {names} looks", subtitle, blocks(measurements, command), footer)
+    return report.page(title, subtitle, blocks(measurements, command), footer)
 
 
 def blocks(measurements: Sequence[Measurement], command: str) -> list[report.Block]:
