@@ -137,7 +137,12 @@ def test_a_window_that_keeps_the_sink_is_proposed() -> None:
     check = Check(evaluation({64: 0.0, 256: 0.0}), {32: evaluation({256: 0.5})}, {}, "float32")
     assert sink.has_sink
     assert any("keeps it, `--window 32 --sinks 4`." in sentence for sentence in advise(sink, None, check))
-    assert "--sinks" not in sentences(check)
+    assert "which is a sink" not in sentences(check)  # without a sink
+    lost = Check(evaluation({32: 0.1, 256: 0.0}), {32: evaluation({256: 0.5})}, {}, "float32")
+    assert "A window of 32 tokens is worse than a context of 32 tokens (× 1.492), which keeps" in sentences(lost)
+    assert "--window 32 --sinks 4" in sentences(lost)
+    equal = Check(evaluation({32: 0.5, 256: 0.0}), {32: evaluation({256: 0.5})}, {}, "float32")
+    assert "--sinks" not in sentences(equal)
 
 
 def test_evaluations_of_disjoint_targets_merge_in_order() -> None:

@@ -62,12 +62,21 @@ def _check_sentences(check: Check, field: ReceptiveField) -> list[str]:
 
 
 def _sink_sentences(check: Check, field: ReceptiveField) -> list[str]:
-    """The window to try next, if windows fail and the first token is a sink."""
+    """The window to try next, if windows fail and the model needs its first tokens."""
     windows = check.of("window")
-    if not windows or check.smallest("window") is not None or not field.has_sink:
+    if not windows or check.smallest("window") is not None:
         return []
-    kept = f"`--window {windows[0].tokens} --sinks 4`"
-    return [f"These windows drop the first token, which is a sink: try one that keeps it, {kept}."]
+    width = windows[0].tokens
+    kept = f"`--window {width} --sinks 4`"
+    if field.has_sink:
+        return [f"These windows drop the first token, which is a sink: try one that keeps it, {kept}."]
+    row = check.against_context(width)
+    if row is None or not row.worse:
+        return []
+    return [
+        f"A window of {width:,} tokens is worse than a context of {width:,} tokens (× {row.ratio:.3f}), which keeps "
+        f"its first token: try a window that keeps the first tokens, {kept}."
+    ]
 
 
 def _verdict_sentences(check: Check) -> list[str]:

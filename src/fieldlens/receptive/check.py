@@ -152,6 +152,13 @@ class Check:
                 candidates.append(Candidate(kind, tokens, perplexity, row, cache))
         return candidates
 
+    def against_context(self, width: int) -> Contrast | None:
+        """A window against a context of the same size, which is encoded from its first token; None without one."""
+        if width not in self.windows or width not in self.contexts.losses:
+            return None
+        losses_N = self.windows[width].losses[self.longest].double().numpy()
+        return contrast(losses_N, self.contexts.quantities(width), self.contexts.units()[0], self.contexts.margin)
+
     def of(self, kind: str) -> list[Candidate]:
         """The candidates of one kind, largest first."""
         return [candidate for candidate in self.candidates if candidate.kind == kind]

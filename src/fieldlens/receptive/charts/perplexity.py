@@ -8,7 +8,7 @@ from fieldlens.receptive.charts.base import Colours
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.result import Measurement
 from fieldlens.reporting import blocks as report
-from fieldlens.reporting.table import Table, figure
+from fieldlens.reporting.table import Table
 
 DWARFS = 8
 """A value this many times the median needs a logarithmic axis."""
@@ -55,7 +55,7 @@ def comparison(check: Check, title: str) -> Table:
     reference = [
         "context",
         f"{check.reference:,}",
-        figure(full, 4),
+        f"{full:.4g}",
         _bounds(intervals[check.reference]),
         "1",
         "reference",
@@ -65,7 +65,7 @@ def comparison(check: Check, title: str) -> Table:
         ratio = candidate.interval.removeprefix("× ").replace("95% interval ", "")
         bounds = _bounds(intervals[candidate.tokens]) if candidate.kind == "context" else ""
         kind, tokens = candidate.kind, f"{candidate.tokens:,}"
-        rows.append([kind, tokens, figure(candidate.perplexity, 4), bounds, ratio, candidate.outcome])
+        rows.append([kind, tokens, f"{candidate.perplexity:.4g}", bounds, ratio, candidate.outcome])
     longer = sum(row.kind == "context" and row.tokens > check.reference for row in check.compared)
     rows.insert(longer, reference)
     margin = f"margin {percent(check.contexts.margin)}"
@@ -74,7 +74,7 @@ def comparison(check: Check, title: str) -> Table:
 
 def _bounds(row: dict[str, Any]) -> str:
     low, high = row["low"], row["high"]
-    return "–" if low is None or high is None else f"{figure(low, 4)}–{figure(high, 4)}"
+    return "–" if low is None or high is None else f"{low:.4g}–{high:.4g}"
 
 
 def _table(measurement: Measurement, check: Check) -> report.Block:
