@@ -1,4 +1,4 @@
-"""Salience: a scheme of content in one file. Each token has a learned importance per head, read from the layer's input.
+"""Salience: a content-dependent scheme in one file. Each token has a learned importance per head, read from its state.
 
 Run: FIELDLENS_PLUGINS=examples/salience.py fieldlens schemes salience
 """

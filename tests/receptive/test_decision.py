@@ -39,7 +39,7 @@ def test_the_decision_comes_first_and_the_next_command_last() -> None:
     shares = field([0.0] * 50 + [1.0] * 50, 60)
     enough = Check(evaluation({32: 0.2, 64: 0.009, 128: 0.0, 256: 0.0}), {}, {}, "float32")
     lines = advise(shares, None, enough, None, COMMAND)
-    assert lines[0] == "A context of 64 tokens is enough: perplexity is within 2% of that with 256 tokens."
+    assert lines[0] == "A context of 64 tokens is enough: perplexity is at most 2% higher than with 256 tokens."
     assert lines[-1].startswith(f"Next: `{COMMAND} --text FILE` repeats")
     assert decide(shares, enough, "fieldlens measure m --corpus c").command == "fieldlens measure m --text FILE"
     keep = decide(shares, Check(evaluation({16: 0.9, 32: 0.2, 64: 0.0}, trained=256), {}, {}, "float32"), COMMAND)

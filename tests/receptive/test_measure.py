@@ -168,6 +168,7 @@ def test_models_side_by_side_are_measured_on_one_text(
         (["--length", "1"], "length must be at least 2, got 1"),
         (["--length", "99999"], "length 99999 is too long for this text: its longest document has"),
         (["--segments", "0"], "segments must be at least 1, got 0"),
+        (["--check", "--windows", "8,x"], "--windows must be integers separated by commas, got '8,x'"),
         (["--segments", "9999999"], "the number of eligible tokens in this text, got 9999999"),
         (["--window", "0"], "window"),
         (["--text", "nothing.txt"], "nothing.txt is not a file"),
@@ -389,7 +390,7 @@ def test_windows_of_the_training_length_are_candidates_and_longer_rows_are_shown
     assert [row[0] + row[1] for row in rows] == [
         "context256", "context128", "context64", "context32", "window128", "window64", "window32"
     ]  # fmt: skip
-    assert [row[-1] for row in rows] == ["worse", "worse", "reference", "worse", "worse", "within the margin", "worse"]
+    assert [row[-1] for row in rows] == ["worse", "worse", "reference", "worse", "worse", "not worse", "worse"]
     longer = [(row["kind"], row["tokens"]) for row in check.to_json()["past_reference"]]
     assert longer == [("context", 256), ("context", 128), ("window", 128)]
     too_long = sentences(Check(contexts, {128: windows[128]}, {}, "float32"))

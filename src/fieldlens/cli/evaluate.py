@@ -129,13 +129,13 @@ def evaluate(
         _print(results, out)
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
+def parse_lengths(text: str, flag: str = "--lengths") -> tuple[int, ...]:
     from fieldlens.core.errors import BadInput
 
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise BadInput(f"--lengths must be integers separated by commas, got '{text}'") from None
+        raise BadInput(f"{flag} must be integers separated by commas, got '{text}'") from None
 
 
 def _print(results: "list[tuple[Path, Evaluation]]", out: Path) -> None:

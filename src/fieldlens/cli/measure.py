@@ -100,9 +100,9 @@ def measure(
     windows
         Comma-separated windows for --check. Default: powers of two, or fewer if --minutes requires it.
     minutes
-        Time budget, loading included, from which length, segments, targets and windows are chosen as far as they are
-        not given; the choice is printed as a command that gives the same numbers anywhere. 0: no limit. Default: 10
-        on a terminal, else no limit.
+        Time budget, loading included: length, segments, targets and windows that are not set are reduced to meet it,
+        and printed as a command that gives the same numbers on any machine. 0: no limit. Default: 10 on a terminal,
+        else no limit.
     target_seed
         Seed for drawing the targets.
     train_length
@@ -110,8 +110,8 @@ def measure(
     margin
         With --check: largest relative change of perplexity that counts as no change.
     cache_dtype
-        With --check: dtype of the key-value cache in service, for its size: float32, bfloat16, float16, float8, int8
-        or int4. Default: the dtype in the model's configuration, float16 for a GGUF file.
+        With --check: dtype of the key-value cache at inference, used only to compute its size: float32, bfloat16,
+        float16, float8, int8 or int4. Default: the dtype in the model's configuration, float16 for a GGUF file.
     split
         Split of the corpus to measure on.
     out
@@ -134,7 +134,7 @@ def measure(
     from fieldlens.receptive.request import MeasureRequest
     from fieldlens.storage.writable import check_folder
 
-    widths = parse_lengths(windows) if windows else None
+    widths = parse_lengths(windows, "--windows") if windows else None
     counts: dict[str, Any] = {"segments": segments, "targets": targets, "windows": widths}
     fixed = {name: value for name, value in counts.items() if value is not None}
     request = MeasureRequest(

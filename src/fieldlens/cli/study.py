@@ -59,9 +59,9 @@ class WorkerOptions:
         for name in ("workers", "time_limit", "cpus"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise BadInput(f"{name} must be greater than 0, got {value}")
+                raise BadInput(f"--{name.replace('_', '-')} must be greater than 0, got {value}")
         if self.gpus < 0:
-            raise BadInput(f"gpus must be at least 0, got {self.gpus}")
+            raise BadInput(f"--gpus must be at least 0, got {self.gpus}")
         if self.address is not None and self.executor != "ray":
             raise BadInput("--address needs --executor ray")
 

@@ -25,10 +25,11 @@ class Machine:
     device
         cpu, cuda, cuda:1, mps …; auto selects a GPU if one is available.
     dtype
-        Dtype of weights and activations; auto is float32 on a CPU and bfloat16 on a GPU that supports it.
+        Dtype of the computation; auto is float32 on a CPU and bfloat16 on a GPU that supports it. Gradients and weights
+        in training are at least float32.
     threads
-        Number of CPU threads. Default: as torch chooses. Use 1 if other jobs run on the same machine: threads that
-        compete for cores are slow.
+        Number of CPU threads. Default: chosen by the command or by torch. Use 1 if other jobs run on the same machine:
+        threads that compete for cores are slow.
     max_document_bytes
         Largest document to read, in bytes after decompression; a plain text file and a line of JSONL are one document.
         Raise it for larger ones; it protects against endless input and compression bombs.

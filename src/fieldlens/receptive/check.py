@@ -75,9 +75,9 @@ class Candidate:
 
     @property
     def outcome(self) -> str:
-        """What the interval shows: within the margin, worse, or undecided."""
+        """What the interval shows: not worse (by more than the margin), worse, or undecided."""
         if self.contrast.not_worse:
-            return "within the margin"
+            return "not worse"
         return "worse" if self.contrast.worse else "undecided"
 
     @property

@@ -71,7 +71,7 @@ def _by_context(check: Check, field: ReceptiveField) -> tuple[str, bool, Options
     margin, full, candidates = percent(check.contexts.margin), check.reference, check.of("context")
     smallest, worse = check.smallest("context"), check.largest_worse("context")
     use = check.verdict["context_use"]
-    unused = "It is not shown to use its context. " if use and not use["shown"] else ""
+    unused = "This check does not show that the model uses its context. " if use and not use["shown"] else ""
     own: Options = {"--text": "FILE"}
     if not candidates:
         return (
@@ -82,7 +82,12 @@ def _by_context(check: Check, field: ReceptiveField) -> tuple[str, bool, Options
         )
     if smallest is not None:
         enough = f"A context of {smallest.tokens:,} tokens is enough"
-        return f"{unused}{enough}: perplexity is within {margin} of that with {full:,} tokens.", True, own, YOUR_TEXT
+        return (
+            f"{unused}{enough}: perplexity is at most {margin} higher than with {full:,} tokens.",
+            True,
+            own,
+            YOUR_TEXT,
+        )
     if candidates[0].outcome == "worse":
         cost = percent(round(ratio(candidates[0].contrast.low) - 1, 3))
         headline = f"Keep all {full:,} tokens: with {candidates[0].tokens:,}, perplexity rises by at least {cost}."

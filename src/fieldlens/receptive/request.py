@@ -47,7 +47,7 @@ class MeasureRequest:
     windows: tuple[int, ...] | None = None
     """Windows to evaluate in a check; None for all powers of two below the model's own window."""
     cache_dtype: str | None = None
-    """Dtype of the key-value cache in service; None for the one that the model's configuration names."""
+    """Dtype of the key-value cache at inference; None for the one that the model's configuration names."""
 
     def __post_init__(self) -> None:
         resolve_method(self)
