@@ -72,9 +72,16 @@ def test_both_tests_must_reject() -> None:
     assert (row["p"], row["outcome"]) == (bootstrap, "undecided")
 
 
+def test_few_documents_are_not_a_matter_of_targets() -> None:
+    """Four documents cannot give p < 0.05, however many targets they have."""
+    losses_N = np.random.default_rng(0).normal(-0.5, 0.1, 400)
+    (row,) = judge_methods({"method": {64: losses_N}}, np.zeros(400), np.repeat(np.arange(4), 100))
+    assert (row["outcome"], row["targets_needed"]) == ("undecided", None)
+
+
 def test_more_comparisons_need_more_targets() -> None:
     """An interval that excludes 0 decides alone, but not among 28 comparisons."""
     row = Contrast(0.223, 0.069, 0.377, 960, 0.02)
-    assert (targets_needed(row, 1), targets_needed(row, 28)) == (960, 1200)
+    assert (targets_needed(row, 1), targets_needed(row, 28)) == (None, 1200)
     close = Contrast(0.0, -0.04, 0.04, 100, 0.02)
     assert targets_needed(close, 28) == targets_needed(close, 1) == close.targets_needed  # the margin decides

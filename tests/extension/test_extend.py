@@ -5,9 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import newcomer
 import pytest
 import short_training
 import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from fieldlens import cli
 from fieldlens.core.events import ignore
@@ -127,6 +130,45 @@ def test_a_method_that_cannot_be_used_is_refused_before_anything_is_computed(
     assert code == 2
     assert "must be at least 1" in error
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A transformers model with a table of 64 positions, whose tokenizer starts texts with BOS."""
+    folder = newcomer.save_model(tmp_path_factory.mktemp("learned"), "gpt2", n_positions=64)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    newcomer.save_text(folder / "text.txt")
+    return folder
+
+
+def test_a_model_with_a_table_of_positions_gets_a_crop(
+    learned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["extend", str(learned), "--text", str(learned / "text.txt"), "--train-length", "32", "--lengths", "48,96"]
+    words += ["--targets", "8", "--gradients", "1", "--trials", "2", "--out", str(tmp_path)]
+    code, out, error = run(capsys, *words, "--json")
+    assert code == 0, error
+    result = json.loads(out)
+    assert [(row["method"], row["length"]) for row in result["results"]] == [("stock", 48)]  # 96 is past the table
+    assert "window leaves the 64 positions of" in result["refused"][-1]
+    assert result["methods"]["crop"]["retrieval"]["96"]["trials"] == 2
+    assert result["methods"]["stock"]["seconds"] is None  # the table has the times of 96 tokens
+    assert run(capsys, *words)[0] == 0
+    code, _, error = run(capsys, *words, "--method", "window")
+    assert code == 2
+    assert "window leaves the 64 positions of" in error
+    code, _, error = run(capsys, *words[:6], "--lengths", "96", "--out", str(tmp_path))
+    assert code == 2
+    assert "has 64 positions: only a crop can read 96 tokens" in error
+
+
+def test_bos_needs_one_of_the_positions(learned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["extend", str(learned), "--text", str(learned / "text.txt"), "--lengths", "96", "--out", str(tmp_path)]
+    code, _, error = run(capsys, *words)
+    assert code == 2
+    assert "has 64 positions, and BOS takes one: give --train-length 63 or less" in error
 
 
 def test_evaluate_and_measure_take_a_method(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,11 +59,12 @@ def outcome(row: Contrast, p: float | None) -> str:
 
 
 def targets_needed(row: Contrast, comparisons: int) -> int | None:
-    """About how many targets are needed to decide, if the estimate stays and documents grow alike; None: unknown.
+    """About how many targets decide, more than these, if the estimate stays and documents grow alike; None: unknown.
 
     The interval must lie inside the margin, or exclude 0 at the level that correction leaves, whichever comes first.
     """
     normal = NormalDist()
     widening = normal.inv_cdf(1 - ALPHA / (2 * comparisons)) / normal.inv_cdf(1 - ALPHA / 2)
     size = abs(row.difference)
-    return row.targets_for(max(math.log1p(row.margin) - size, size / widening))
+    needed = row.targets_for(max(math.log1p(row.margin) - size, size / widening))
+    return needed if needed is None or needed > row.targets else None  # too few documents for a test

@@ -87,9 +87,7 @@ def extend_model(
         raise BadInput(
             f"k must be at most {room} at {beyond[0]} tokens, or targets lack tokens to crop to, got {request.k}"
         )
-    for spec in request.methods:  # a method that the model refuses is reported before anything is computed
-        with ExitStack() as stack:
-            with_method(model, spec, stack, text.bos)
+    specs, refused = _accepted(model, request, beyond, text.bos)
     plan = request.plan((trained, *beyond), text.bos)
     session = _Session(model, text, request, out, watch, draw_anchors(text.documents, plan), trained)
     if request.trials:
@@ -98,37 +96,55 @@ def extend_model(
             for length in (trained, *beyond)
             if length >= SHORTEST
         }
-    return ExtensionResult(_compare(session, [trained, *beyond]))
+    return ExtensionResult({**_compare(session, [trained, *beyond], specs), "refused": refused})
 
 
-def _compare(session: _Session, lengths: list[int]) -> dict[str, Any]:
+def _accepted(model: Model, request: ExtendRequest, beyond: list[int], bos: int | None) -> tuple[list[str], list[str]]:
+    """The methods that the model takes, and why not others; BadInput for a requested one. Nothing is computed yet."""
+    adapter, trained, has_bos = model.adapter, model.adapter.train_length, bos is not None
+    assert trained is not None
+    if adapter.limit is not None and trained + has_bos > adapter.limit:
+        raise BadInput(
+            f"{adapter.name} has {adapter.limit} positions, and BOS takes one: "
+            f"give --train-length {adapter.limit - 1} or less"
+        )
+    specs, refused = [], []
+    for spec in request.methods or usual_methods(trained, beyond[-1]):
+        try:
+            with ExitStack() as stack:
+                limit = with_method(model, spec, stack, bos).adapter.limit
+            if limit is not None and beyond[-1] + has_bos > limit:
+                raise BadInput(f"{spec} leaves the {limit} positions of {adapter.name}, which are too few")
+            specs.append(spec)
+        except BadInput as error:
+            if request.methods:
+                raise
+            refused.append(str(error))
+    if not specs and adapter.limit is not None and beyond[0] + has_bos > adapter.limit:
+        raise BadInput(f"{adapter.name} has {adapter.limit} positions: only a crop can read {beyond[0]} tokens")
+    return specs, refused
+
+
+def _compare(session: _Session, lengths: list[int], specs: list[str]) -> dict[str, Any]:
     """Evaluate stock and every method, and judge them against the crop."""
     request, limit = session.request, session.model.adapter.limit
     has_bos = session.text.bos is not None
     possible = [length for length in lengths if limit is None or length + has_bos <= limit]
     evaluations = {STOCK: _evaluate(session, session.model, possible)}
     records = {STOCK: _record(session, session.model, STOCK, len(possible) == len(lengths))}
-    refused = []
-    specs = request.methods or usual_methods(session.train_length, lengths[-1])
     for spec in (CROP, *specs):
         with ExitStack() as stack:
-            try:
-                extended = with_method(session.model, spec, stack, session.text.bos)
-            except BadInput as error:
-                refused.append(str(error))
-                continue
+            extended = with_method(session.model, spec, stack, session.text.bos)
             session.watch(Stage(extended.about["name"]))
             if spec != CROP:
                 evaluations[spec] = _evaluate(session, extended, lengths)
             elif request.k > 1:  # every target is predicted from its own last tokens, whatever the length
                 evaluations[spec] = _evaluate(session, extended, lengths[1:2])
             records[spec] = _record(session, extended, spec, True)
-    return _judged(session, evaluations, records, refused)
+    return _judged(session, evaluations, records)
 
 
-def _judged(
-    session: _Session, evaluations: dict[str, Evaluation], records: dict[str, Any], refused: list[str]
-) -> dict[str, Any]:
+def _judged(session: _Session, evaluations: dict[str, Evaluation], records: dict[str, Any]) -> dict[str, Any]:
     """The record of the result: rows, costs, and how they were made."""
     stock = evaluations[STOCK]
     trained = session.train_length
@@ -160,7 +176,6 @@ def _judged(
         "crop": {"perplexity": perplexity(float(crop_N.mean())), "nll": float(crop_N.mean())},
         "results": rows,
         "methods": records,
-        "refused": refused,
         **provenance(session.model.adapter.device, session.model.adapter.kernel()),
     }
 
@@ -188,8 +203,8 @@ def _record(session: _Session, model: Model, spec: str, reaches: bool) -> dict[s
     evidence = session.evidence(model, 1 + len(rows) + sum(map(len, trials.values())))
     return {
         "method": None if method is None else method.about(),
-        "seconds": evidence.seconds(session.row(session.anchors[0], length)),
-        "cache_bytes": adapter.cache_size(length),
+        "seconds": evidence.seconds(session.row(session.anchors[0], length)) if reaches else None,
+        "cache_bytes": adapter.cache_size(length) if reaches else None,
         "gradient_beyond": 0.0 if spec == CROP else evidence.gradient_beyond(rows, session.train_length),
         "retrieval": {str(n): evidence.retrieval(n, trials).to_json() for n, trials in trials.items()},
         "configuration": None if method is None else configuration(session.model.adapter, method),

@@ -88,11 +88,10 @@ class ExtensionResult:
         crop = self.about["methods"][CROP]["seconds"]
         for name in self._names:
             record = self.about["methods"][name]
-            beyond, cache = record["gradient_beyond"], record["cache_bytes"]
-            rows.append([
-                name, "–" if beyond is None else f"{beyond:.1%}", f"{record['seconds']:.3g}",
-                f"{record['seconds'] / crop:.2f}", "–" if cache is None else format_bytes(cache),
-            ])  # fmt: skip
+            beyond, cache, time = (record[key] for key in ("gradient_beyond", "cache_bytes", "seconds"))
+            times = ["–", "–"] if time is None else [f"{time:.3g}", f"{time / crop:.2f}"]
+            share, size = "–" if beyond is None else f"{beyond:.1%}", "–" if cache is None else format_bytes(cache)
+            rows.append([name, share, *times, size])
         seconds = "CPU seconds" if self.about["machine"]["device"] == "cpu" else "seconds"
         columns = ["method", f"gradient beyond {self.train_length}", seconds, "time / crop", "cache"]
         return Table(columns, rows, f"gradient, time of a forward pass and cache at {longest} tokens")
