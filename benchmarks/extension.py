@@ -25,7 +25,7 @@ LENGTHS = (1024, 2048, 4096)
 METHODS = (
     "yarn", "dynamic-ntk", "self-extend", "rerope", "rerope:leak=4", "streaming", "window",
 )  # fmt: skip
-WEIGHED = ("stock", "self-extend", "rerope", "streaming")
+WEIGHED = ("stock", "self-extend", "rerope", "streaming", "window")
 STOCK = "stock"
 
 

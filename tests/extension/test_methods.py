@@ -1,6 +1,7 @@
 """Every method against an independent implementation, with and without a cache, on our decoders and on transformers."""
 
 import math
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,21 @@ def test_a_plugin_can_declare_a_method(tmp_path: Path, monkeypatch: pytest.Monke
         halved = extended.losses(ids_BT)
     with attached(adapter, build("linear:factor=2", TRAINED)) as extended, torch.no_grad():
         assert torch.allclose(halved, extended.losses(ids_BT), atol=1e-4)
+
+
+def test_the_plugin_of_the_docs_has_its_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    plugin = tmp_path / "shifted.py"
+    plugin.write_text(code)
+    monkeypatch.setattr(base, "REGISTERED", dict(base.REGISTERED))
+    monkeypatch.setenv("FIELDLENS_PLUGINS", str(plugin))
+    method = build("string:shift=5,window=2", TRAINED)
+    m, visible = distance_matrix(method, TOKENS)
+    assert bool((visible == torch.ones(TOKENS, TOKENS).tril().bool()).all())
+    assert [int(m[20, 20 - distance]) for distance in (0, 4, 5, 6, 20)] == [0, 4, 2, 3, 17]
+    with attached(adapt(decoder("rotary")), method) as extended:
+        assert extended.method.options() == {"shift": 5, "window": 2}
 
 
 @pytest.mark.usefixtures("float64")

@@ -312,7 +312,8 @@ def tints(specs: Sequence[str | None]) -> list[tuple[str, str]]:
     for index, name in enumerate(families):
         cls = registry().get(name or "")
         if cls is None or not cls.colour:
-            colour, marker = FOREIGN[foreign % len(FOREIGN)]
+            cycle, place = divmod(foreign, len(FOREIGN))
+            colour, marker = FOREIGN[place][0], FOREIGN[(place + cycle) % len(FOREIGN)][1]  # no pair occurs twice
             foreign += 1
         else:
             variants = [other for other, another in enumerate(families) if another == name]
