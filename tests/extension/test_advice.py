@@ -54,7 +54,7 @@ def test_methods_that_help_come_first_with_their_cost() -> None:
     assert how == 'To get yarn, put into config.json: {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}}'
     assert "uses the context at 128 tokens: perplexity × 0.900 at 128 against the crop; at 256 it equals" in rerope
     assert "at 512 it is undecided (an estimated 1,200 targets are needed)" in rerope
-    assert generate.startswith("To get rerope: fieldlens generate … --method rerope")
+    assert generate == "To get rerope: fieldlens generate … --method rerope; config.json has no setting for it."
     assert window == "window equals the crop at 128, 256 and 512 tokens, and it needs a cache of 3 KiB (crop: 1 KiB)."
 
 

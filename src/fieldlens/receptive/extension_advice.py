@@ -74,7 +74,7 @@ def _no_help(trained: int, rows: Sequence[Row]) -> str:
 
 def _how(method: str, configuration: dict[str, Any] | None) -> str:
     if configuration is None:
-        return f"To get {method}: fieldlens generate … --method {method}; transformers has no setting for it."
+        return f"To get {method}: fieldlens generate … --method {method}; config.json has no setting for it."
     return f"To get {method}, put into config.json: {json.dumps(configuration)}"
 
 
