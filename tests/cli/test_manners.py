@@ -212,7 +212,7 @@ def test_help_is_wrapped_only_by_the_terminal() -> None:
         "it",
     ]
     assert cli.flowing(text).splitlines() == [*expected, "    What is said."]
-    assert "competing threads are slow." in (Machine.__doc__ or "")
+    assert "threads that compete for cores are slow." in (Machine.__doc__ or "")
 
 
 def test_a_short_row_is_filled_up() -> None:

@@ -215,11 +215,12 @@ def test_a_killed_process_is_reported_in_one_line(tmp_path: Path) -> None:
 
 
 BEGIN = """
-import sys
+import signal, sys
 from pathlib import Path
 from fieldlens.core.device import Machine
 from fieldlens.paper.parity import Task, Trial, perform_all
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     task = Task(look_every=1, steps=1_000_000, layers=1, width=8, heads=1, batch=1)
     perform_all([Trial("none", 1, task)], Path(sys.argv[1]), 1, Machine())
 """
