@@ -295,7 +295,9 @@ def test_a_text_file_is_read_in_full(home: Path, tmp_path: Path, capsys: pytest.
     output = " ".join(capsys.readouterr().out.split())
     assert "mine.jsonl, last-token, 30 targets in " in output
     evaluate(home / SPECS[0], "--corpus", file)  # split by document, so that one is left for test
-    assert "test split, last-token, 30 targets in 30 segments of 1 document;" in " ".join(capsys.readouterr().out.split())
+    assert "test split, last-token, 30 targets in 30 segments of 1 document;" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_pipe_is_a_text_for_every_tokenizer(
