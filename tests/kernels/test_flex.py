@@ -225,12 +225,15 @@ def test_flex_compiled_on_a_cpu_in_inference() -> None:
 
     In a process of its own: torch's compiler imports setuptools, which fails where distutils was imported before it.
     """
-    settings = {**os.environ, "FIELDLENS_KERNEL": "flex"}
-    child = subprocess.run([sys.executable, "-c", COMPILED], env=settings, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stderr
-    record = json.loads(child.stdout)
-    assert record["calls"] == ["flex", "flex"]
-    assert max(record["differences"]) < 1e-5
+    for threads in ("1", "2"):  # a kernel that was compiled for another number of threads must not be reused
+        settings = {**os.environ, "FIELDLENS_KERNEL": "flex", "OMP_NUM_THREADS": threads}
+        child = subprocess.run(
+            [sys.executable, "-c", COMPILED], env=settings, capture_output=True, text=True, check=False
+        )
+        assert child.returncode == 0, child.stderr
+        record = json.loads(child.stdout)
+        assert record["calls"] == ["flex", "flex"]
+        assert max(record["differences"]) < 1e-5
 
 
 CPU, CUDA_DEVICE = torch.device("cpu"), torch.device("cuda")

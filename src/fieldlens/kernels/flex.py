@@ -151,6 +151,10 @@ def kernel() -> Callable[..., tuple[Tensor, Tensor | None]]:
 @cache
 def _compiled(backend: str = "inductor") -> Callable[..., tuple[Tensor, Tensor | None]]:
     compile = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend)
+    if backend == "inductor" and not torch.cuda.is_available():
+        # The number of threads is compiled into the CPU kernel but is no part of the key of PyTorch's cache on disk:
+        # with another number, a cached kernel returns zeros or corrupts memory.
+        compile = partial(compile, options={"fx_graph_cache": False})
     if "recompile_limit" in inspect.signature(torch.compile).parameters:
         return compile(_run, recompile_limit=MAX_COMPILATIONS)
     limits = torch._dynamo.config  # earlier versions of PyTorch have one limit for the whole process

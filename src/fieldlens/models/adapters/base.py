@@ -44,7 +44,9 @@ class ModelAdapter(ABC):
     """Finds the folder of the model's tokenizer, if the model was loaded by name."""
 
     def __repr__(self) -> str:
-        size = f"{self.parameters / 1e6:,.1f} M parameters" if self.parameters else "parameters unknown"
+        count = self.parameters or 0
+        number = f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,}"
+        size = f"{number} parameters" if count else "parameters unknown"
         trained = f", trained at {self.train_length:,} tokens" if self.train_length else ""
         return f"{type(self).__name__}({self.name}, {size}{trained}, {self.dtype}, {self.device})"
 
