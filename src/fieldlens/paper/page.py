@@ -27,7 +27,8 @@ HOW = (
 GATES = (
     "A claim is *not testable* in three cases. *No context use*: for a model of the claim, NLL(L_tr/2) - NLL(L_tr) is "
     "not shown to be at least 0.01 nats: the lower bound of its 95 % confidence interval, or its value with one of "
-    "the seeds, is smaller. *No headroom*: the same for NLL(L_tr) - NLL(4 L_tr) of Sandwich trained on 4 L_tr. "
+    "the seeds, is smaller (in the lists below, *surely* stands before this lower bound). *No headroom*: the same for "
+    "NLL(L_tr) - NLL(4 L_tr) of Sandwich trained on 4 L_tr. "
     "*Saturated*: the receptive field exceeds 0.9 of the measured context. The verdict is that of the first corpus, "
     "code; if another corpus contradicts it, the claim is undecided. Models are evaluated at their last step, on the "
     "test split. Before the rules were fixed, one Sandwich and one half-trained ALiBi with this recipe had been "
