@@ -16,7 +16,7 @@ demo: $(READY)  ## evaluate and measure the reference models on the sources of t
 ifneq ($(MODELS),)
 	$(BIN)/fieldlens evaluate $(MODELS) $(DEMO_TEXT) --lengths 16,32,64,128,256,512 --protocol last-k --k 16 --segments 100
 	$(BIN)/fieldlens measure $(MODELS) $(DEMO_TEXT) --length 256 --segments 24 --check --windows 32,64,128
-	@echo "To train and measure a model of your own, in about two minutes:"
+	@echo "To train and measure a model of your own, in two to three minutes:"
 	@echo "  $(BIN)/fieldlens train --preset glance --out runs/first && $(BIN)/fieldlens measure runs/first --length 512 --check"
 else  # no reference models are committed yet: train five small ones, about ten minutes on two cores
 	$(BIN)/fieldlens study demo --out demo/results --runs demo/runs

@@ -113,6 +113,25 @@ def test_a_gguf_file_gives_the_logits_of_its_source(files: dict[bool | None, Pat
     assert adapter.train_length == 64
 
 
+def test_a_file_is_parsed_once(files: dict[bool | None, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    names, calls = gguf.get_tensor_name_map, list[str]()
+
+    class CountedReader(gguf.GGUFReader):
+        def __init__(self, *arguments: Any) -> None:
+            calls.append("file")
+            super().__init__(*arguments)
+
+    def counted_names(architecture: Any, layers: int) -> Any:
+        calls.append("names")
+        return names(architecture, layers)
+
+    monkeypatch.setattr(gguf, "GGUFReader", CountedReader)
+    monkeypatch.setattr(gguf, "get_tensor_name_map", counted_names)
+    load_model(files[True])
+    assert sorted(calls) == ["file", "names"]
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == (CountedReader, counted_names)
+
+
 @pytest.mark.parametrize(
     ("add_bos", "bos", "source"),
     [(True, 0, "add_bos_token of GGUF"), (False, None, "add_bos_token of GGUF"), (None, None, "tokenizer.json")],

@@ -238,6 +238,19 @@ def test_keys_move_target_cursor_and_window(show: Open) -> None:
     assert title(page) == "target 3 of 3 w45↵"
 
 
+def test_a_tiny_cut_is_not_called_nothing(show: Open) -> None:
+    shares_T = np.full(40, 1 / 40)
+    shares_T[0] = 1e-6
+    data = embed([(about(), [Target(0, 50, WORDS[10:51], shares_T / shares_T.sum())])], "log-likelihood")
+    assert data is not None
+    page = show(Explorer(data))
+    window = page.get_by_role("slider", name="Window")
+    window.press("End")
+    window.press("ArrowLeft")
+    text = page.locator(".explorer-cut p").first.inner_text()
+    assert text.startswith("Keep the last 39 tokens: over 99.99 % of this gradient is kept, 0.00010")
+
+
 def test_the_window_is_dragged(show: Open) -> None:
     losses = {"contexts": [[4, 5.0], [16, 4.0], [40, 3.0]], "windows": [[8, 4.5]], "targets": 200}
     page = show(example(losses=losses))

@@ -89,7 +89,7 @@ def measure(
     sinks
         With --window: also keep this many first keys; short for --method streaming:sinks=S,window=W.
     plain
-        Skip the per-layer receptive fields and the passage of the explorer; this halves the time.
+        Skip the per-layer receptive fields and the extra passage in the report's explorer; this halves the time.
     probe
         Also truncate the context and measure how the prediction changes.
     check
@@ -101,7 +101,7 @@ def measure(
         Comma-separated windows for --check. Default: powers of two, or fewer if --minutes requires it.
     minutes
         Time budget, loading included: length, segments, targets and windows that are not set are reduced to meet it,
-        and printed as a command that gives the same numbers on any machine. 0: no limit. Default: 10 on a terminal,
+        and printed as a command that draws the same targets on any machine. 0: no limit. Default: 10 on a terminal,
         else no limit.
     target_seed
         Seed for drawing the targets.

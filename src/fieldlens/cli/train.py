@@ -41,14 +41,15 @@ def train(
 
     With several processes: torchrun --nproc-per-node 2 -m fieldlens train …
 
-    Without --threads, a run on a CPU takes the cores that are free when it starts, and as many threads when it resumes.
+    Without --threads, a run on a CPU uses one thread per core that is free when it starts, and the same number when it
+    resumes.
 
     Parameters
     ----------
     out
         Output folder of the run; required.
     preset
-        Preset to start from: smoke (seconds), glance (1.5 minutes), pocket (about 12 minutes) or paper (162 M
+        Preset to start from: smoke (seconds), glance (one to two minutes), pocket (about 12 minutes) or paper (162 M
         parameters).
     resume
         Resume from the newest intact checkpoint; start from scratch if there is none.

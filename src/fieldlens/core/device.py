@@ -25,8 +25,8 @@ class Machine:
     device
         cpu, cuda, cuda:1, mps …; auto selects a GPU if one is available.
     dtype
-        Dtype of the computation; auto is float32 on a CPU and bfloat16 on a GPU that supports it. Gradients and weights
-        in training are at least float32.
+        Dtype of the computation; auto is float32 on a CPU and bfloat16 on a GPU that supports it. Gradients
+        (always) and weights (in training) are at least float32.
     threads
         Number of CPU threads. Default: chosen by the command or by torch. Use 1 if other jobs run on the same machine:
         threads that compete for cores are slow.

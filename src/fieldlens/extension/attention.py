@@ -17,8 +17,8 @@ from fieldlens.kernels import cpu_flash
 ROWS = 128
 """Queries per block; the best of 64 … 512 at 2048 tokens."""
 
-FUSED_ROWS = 256
-"""Queries per block of the fused kernel."""
+FUSED_ROWS = 192
+"""Queries per block of the fused kernel; the best of 128 … 512 at 2048 tokens."""
 
 BiasAt = Callable[[Tensor], Tensor]
 """Biases at distances (t, s) of one text: (H, t, s)."""

@@ -101,7 +101,10 @@ class RegionAttachment:
     ) -> tuple[Tensor, None]:
         """The attention function that transformers calls: unrotated queries and keys in, (B, T, H, V) out."""
         groups = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
+
+        def per_query_head(x: Tensor) -> Tensor:
+            return x.repeat_interleave(groups, 1) if groups > 1 else x
+
         rotation = self.rotations[module]
         q_positions = self.positions[:, -query.shape[2] :]
         k_positions = self._key_positions(key.shape[2])
@@ -111,10 +114,10 @@ class RegionAttachment:
             if rotation is not None:
                 q = rotation.apply(q, *self._tables(rotation, ("q", number, q.shape[2]), region.a(q_positions)))
                 k = rotation.apply(k, *self._tables(rotation, ("k", number, k.shape[2]), region.b(k_positions)))
-            inputs.append(RegionInputs(region, q, k))
+            inputs.append(RegionInputs(region, q, per_query_head(k)))
         mask = _as_bool(attention_mask, key.shape[2])
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        output_BHTV = attend(inputs, value, Visibility(q_positions, k_positions, mask), scale)
+        output_BHTV = attend(inputs, per_query_head(value), Visibility(q_positions, k_positions, mask), scale)
         return output_BHTV.transpose(1, 2).contiguous(), None
 
     def _tables(self, rotation: Rotation, name: tuple[Any, ...], positions: Tensor) -> tuple[Tensor, Tensor]:

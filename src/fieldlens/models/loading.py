@@ -15,6 +15,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, check_causal, weights_hash
 from fieldlens.models.decoder import Decoder
+from fieldlens.models.gguf_reading import read_once
 from fieldlens.models.hf_layers import LAYER_KEYS
 from fieldlens.models.hub import hub_is_reachable, loading, quiet_transformers, require_gguf
 from fieldlens.models.model_folder import verify_model_folder
@@ -130,7 +131,8 @@ def _weights(origin: Origin, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     verify_model_folder(origin.path, required=origin.run is not None)
     if origin.path.is_file():
         require_gguf(origin.path)
-        return _pretrained(str(origin.path.parent), str(origin.path), dtype=dtype, gguf_file=origin.path.name)
+        with read_once():
+            return _pretrained(str(origin.path.parent), str(origin.path), dtype=dtype, gguf_file=origin.path.name)
     return _pretrained(str(origin.path), origin.text, dtype=dtype)
 
 

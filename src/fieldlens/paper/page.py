@@ -25,9 +25,9 @@ HOW = (
     "three or more seeds, a paired t-test over seeds is also shown, for information only."
 )
 GATES = (
-    "A claim is *not testable* in three cases. *No context use*: for a model of the claim, NLL(L_tr/2) - NLL(L_tr) is "
-    "not shown to be at least 0.01 nats: the lower bound of its 95 % confidence interval, or its value with one of "
-    "the seeds, is smaller (in the lists below, *surely* stands before this lower bound). *No headroom*: the same for "
+    "A claim is *not testable* in three cases. *No context use*: some model of the claim is not shown to use its "
+    "context. NLL(L_tr/2) - NLL(L_tr) must be at least 0.01 nats with every seed, and so must the lower bound of its "
+    "95 % confidence interval; in the lists below, this bound follows the word *surely*. *No headroom*: the same for "
     "NLL(L_tr) - NLL(4 L_tr) of Sandwich trained on 4 L_tr. "
     "*Saturated*: the receptive field exceeds 0.9 of the measured context. The verdict is that of the first corpus, "
     "code; if another corpus contradicts it, the claim is undecided. Models are evaluated at their last step, on the "
@@ -129,7 +129,10 @@ def _notes(results: PaperResults, registered: dict[str, Any] | None) -> list[str
     """The notes above the claims: registration, runs, diverged runs and corpora."""
     runs = cut(results.study.whole, results)
     notes = [summary(registered, results)]
-    notes += [f"From {runs} of study `{results.study.name}`, trained on {results.trained} tokens."]
+    notes += [
+        f"Results that are available: {runs} of study `{results.study.name}`. The models are trained on "
+        f"{results.trained} tokens."
+    ]
     diverged = results.diverged()
     notes += [f"Diverged, and counted as no number: {', '.join(diverged)}."] if diverged else []
     return notes + ([CAVEAT] if results.corpus("arxiv") != "arxiv" else [])

@@ -23,6 +23,7 @@
   const percent = (share) => {
     const value = 100 * share;
     if (value < 1e-5) return value ? `${number(Number(value.toPrecision(3)))} %` : "0 %";
+    if (value >= 99.995 && value < 99.99999) return "over 99.99 %";
     return `${value > 99.9 && value < 99.995 ? value.toFixed(2) : Number(value.toPrecision(3))} %`;
   };
 
