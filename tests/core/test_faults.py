@@ -36,6 +36,7 @@ FULL = Exception("I/O error: No space left on device (os error 28)")
         (RuntimeError("std::bad_alloc"), MemoryError),
         (RuntimeError("CUDA out of memory. Tried to allocate 20 GiB"), MemoryError),
         (ImportError("libx.so: failed to map segment from shared object"), MemoryError),
+        (RuntimeError("could not create a primitive"), MemoryError),
         (ImportError("No module named x"), None),
         (FileNotFoundError(errno.ENOENT, "no such file"), None),
         (OSError("repository not found"), None),

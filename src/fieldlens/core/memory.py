@@ -34,14 +34,17 @@ _PHRASES = (
     "storage size calculation overflowed", "array is too big", "maximum allowed dimension exceeded",
     "failed to map segment",
 )  # fmt: skip
+_WHOLE = ("could not create a primitive", "could not create a memory object")
+"""Messages of oneDNN; a longer message that begins like this means something else."""
 
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out. Libraries report it with different types and messages."""
     if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError | ValueError | ImportError) and any(
-        phrase in str(error).lower() for phrase in _PHRASES
+    text = str(error).lower()
+    return isinstance(error, RuntimeError | ValueError | ImportError) and (
+        text in _WHOLE or any(phrase in text for phrase in _PHRASES)
     )
 
 
