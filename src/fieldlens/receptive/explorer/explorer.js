@@ -15,6 +15,7 @@
   const OVERSCAN = 12; // lines that are drawn above and below those in view
   const LONGEST = 48; // signs of a token that are shown
   const DEEPEST = 40; // signs of indentation that are shown
+  const ROUND_OFF = 1e-6; // error of a sum of shares, which are stored in 16 or 32 bits
   const AHEAD = 400; // milliseconds that the cursor rests before the server is asked
 
   const prefix = `explorer${Math.random().toString(36).slice(2, 8)}`;
@@ -775,9 +776,9 @@
     /** What is lost if only the window is kept: of the gradient, and of the loss where it is known. */
     function windowReading() {
       const count = size();
-      const kept = sumOf(target, count);
-      const rest = Math.max(0, 1 - kept);
-      const lines = [`Keep the last ${plural(count)}: ${percent(Math.min(kept, 1))} of this gradient is kept, ${percent(rest)} is cut.`];
+      const rest = 1 - sumOf(target, count);
+      const cut = rest < ROUND_OFF ? 0 : rest;
+      const lines = [`Keep the last ${plural(count)}: ${percent(1 - cut)} of this gradient is kept, ${percent(cut)} is cut.`];
       const losses = target.losses ?? model().losses?.contexts;
       if (!losses || losses.length < 2 || state.layer) return lines;
       const cutAt = target.losses ? (n) => 1 - sumOf(target, n) : (n) => 1 - meanShare(model().curve, n);
