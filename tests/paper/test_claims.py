@@ -10,7 +10,7 @@ from made_up_worlds import OneSeedDiffers, Partial, contrary, fields_contrary, j
 from fieldlens.paper.claims import registry
 from fieldlens.paper.controls import PrintedResults, ShuffledLengths, mean_loss
 from fieldlens.paper.judge import NO_RESULTS, Judged, judged
-from fieldlens.paper.page import html, markdown
+from fieldlens.paper.page import REVIEWED, html, markdown
 from fieldlens.paper.results import PaperResults
 from fieldlens.study.plan import Study, read_study
 
@@ -189,6 +189,14 @@ def test_the_committed_page_is_what_the_committed_results_say(study: Study) -> N
     """`fieldlens paper claims --out docs` writes the page."""
     results = PaperResults(study, ROOT / "results" / "paper")
     assert (ROOT / "docs" / "claims.md").read_text() == markdown(results, judged(results))
+
+
+def test_the_committed_page_shows_what_a_review_found() -> None:
+    page = (ROOT / "docs" / "claims.md").read_text()
+    assert set(REVIEWED) <= set(registry())
+    for name, note in REVIEWED.items():
+        section = page.partition(f"### {name}\n")[2].partition("\n### ")[0]
+        assert f"- review of 2026-11-18: {note}" in section
 
 
 def test_the_first_edition_could_not_see() -> None:
