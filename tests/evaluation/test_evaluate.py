@@ -82,8 +82,11 @@ def test_a_result_that_is_there_is_not_computed_again(
 ) -> None:
     evaluate(home / SPECS[0])
     before = {path.name: path.read_bytes() for path in (tmp_path / "evaluations").glob("*.[jn]*")}
+    (result,) = (tmp_path / "evaluations").glob("*-last-token-*.json")
+    result.with_suffix(".part").touch()  # a command was killed between its result and the end of its journal
     monkeypatch.setattr("fieldlens.evaluation.evaluate_models.evaluate", lambda *_, **__: 1 / 0)
     evaluate(home / SPECS[0])
+    assert not result.with_suffix(".part").exists()
     assert {path.name: path.read_bytes() for path in (tmp_path / "evaluations").glob("*.[jn]*")} == before
     assert "perplexity by context length" in capsys.readouterr().out
 

@@ -142,6 +142,7 @@ def stored_evaluation(
         if evaluation.about != {**evaluation.about, **interpretation}:  # the same numbers, but another name or margin
             evaluation = replace(evaluation, about={**evaluation.about, **interpretation})
             evaluation.save(path)
+        journal.unlink(missing_ok=True)  # left by a command that was killed after it had saved its result
         return path, evaluation
     evaluation = evaluate(
         adapter,
