@@ -226,6 +226,8 @@ BUGS = [
 
 APART = {"test_plugin.py", "test_harness.py", "test_house.py", "test_readme.py", "test_packaging.py"}
 """Tests that look at other things than the package in a folder."""
+LONGEST = 900
+"""Seconds after which a run of one file of tests counts as one that does not end; 60 more for each further file."""
 
 
 def nearest_first(file: str) -> list[list[str]]:
@@ -240,16 +242,20 @@ def nearest_first(file: str) -> list[list[str]]:
 
 
 def run(source: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """Run pytest with the package taken from this folder."""
+    """Run pytest with the package taken from this folder; raise TimeoutExpired if it does not end."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", *words],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(source)}, capture_output=True, check=False,
+        timeout=LONGEST + 60 * len(words),
     )  # fmt: skip
 
 
 def suite_is_red(source: Path, tests: list[str], workers: int) -> bool:
-    """Whether some test fails, or cannot be imported any more."""
-    child = run(source, "-x", *(["-n", str(workers)] if workers > 1 else []), *tests)
+    """Whether some test fails, cannot be imported any more, or does not end."""
+    try:
+        child = run(source, "-x", *(["-n", str(workers)] if workers > 1 else []), *tests)
+    except subprocess.TimeoutExpired:
+        return True
     return child.returncode != 0 and (b" failed" in child.stdout or b" error" in child.stdout)
 
 

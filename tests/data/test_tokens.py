@@ -360,6 +360,7 @@ CRAFTED = {
     "nothing": {},
     "list": [],
     "nested": "[" * 100_000,
+    "model": {"model": 3},
 }
 
 

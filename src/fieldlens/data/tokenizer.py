@@ -122,7 +122,7 @@ def _refuse_hostile(file: Path) -> None:
         model = description.get("model") or {}
         prefix = model.get("continuing_subword_prefix") if "merges" in model else None
         growth = max(_growth(description.get(key)) for key in ("normalizer", "pre_tokenizer", "decoder"))
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise BadInput(f"{file} is not a tokenizer ({error})") from None
     if prefix:
         raise BadInput(f"{file}: BPE with the subword prefix '{prefix}' is not supported")
