@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,19 @@ def test_two_runs_from_command_to_comparison(home: Path, tmp_path: Path, capsys:
     for style in ("markdown", "latex", "csv"):
         main(["compare", str(tmp_path / "evaluations"), "--format", style])
         assert "sandwich" in capsys.readouterr().out
+
+
+def test_a_name_that_cannot_be_encoded_is_refused(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate(home / SPECS[0], home / SPECS[1])
+    (path,) = (tmp_path / "evaluations").glob("sandwich-*.json")
+    evaluation = read_evaluation(path)
+    named = {**evaluation.about["model"], "name": "odd\ud800"}
+    replace(evaluation, about={**evaluation.about, "model": named}).save(path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", "evaluations", "--out", "c"])
+    assert capsys.readouterr().err.endswith("the record of its model is not valid Unicode\n")
 
 
 def test_a_result_that_is_there_is_not_computed_again(

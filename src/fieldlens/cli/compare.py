@@ -88,12 +88,12 @@ def _results_in(folder: Path) -> list[Path]:
 
 def _write(out: Path, texts: dict[str, str], comparison: "Comparison") -> None:
     from fieldlens.reporting import plots
-    from fieldlens.storage.atomic import replace_file
+    from fieldlens.storage.atomic import replace_text
 
     out.mkdir(parents=True, exist_ok=True)
     for name, ending in (("markdown", "md"), ("latex", "tex"), ("csv", "csv"), ("json", "json")):
-        replace_file(out / f"comparison.{ending}", texts[name].encode())
-    replace_file(out / "comparison-tests.csv", texts["tests"].encode())
+        replace_text(out / f"comparison.{ending}", texts[name])
+    replace_text(out / "comparison-tests.csv", texts["tests"])
     panel = plots.perplexity_lines(comparison.lines(), comparison.quantity)
     for ending in ("png", "svg"):
         plots.save(plots.figure_of(panel), out / f"comparison.{ending}")

@@ -223,7 +223,7 @@ def _write_report(folder: Path) -> Path:
     from fieldlens.storage.atomic import replace_file
     from fieldlens.study.page import page
 
-    path, text = folder / "report.html", page(folder).encode()
+    path, text = folder / "report.html", page(folder).encode(errors="backslashreplace")
     if not path.exists() or path.read_bytes() != text:
         replace_file(path, text)
     return path

@@ -23,7 +23,7 @@ from fieldlens.paper.printed import printed_text
 from fieldlens.paper.results import PaperResults
 from fieldlens.reporting.plots import save
 from fieldlens.reporting.table import Table, escaped, records_csv
-from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.atomic import replace_text
 from fieldlens.storage.results import write_json
 from fieldlens.storage.sealed import read_json
 from fieldlens.study.plan import Job
@@ -202,7 +202,7 @@ def redraw(
     for extension, text in texts.items():
         if drawn.sheets and (extension != "csv" or drawn.records):
             path = out / f"{artifact.name}.{extension}"
-            replace_file(path, text.encode())
+            replace_text(path, text)
             written.append(path)
     for name in _drawn_files(artifact, out) - {path.name for path in written}:
         (out / name).unlink(missing_ok=True)  # drawn from results that no longer exist

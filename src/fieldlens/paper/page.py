@@ -10,7 +10,7 @@ from fieldlens.paper.registration import SEEN_BEFORE, exploratory, in_words, rea
 from fieldlens.paper.results import PaperResults
 from fieldlens.reporting import blocks as report
 from fieldlens.reporting.table import Table
-from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.atomic import replace_text
 
 TITLE = "What the paper claims, and what our results say"
 HOW = (
@@ -76,7 +76,7 @@ def write_pages(results: PaperResults, verdicts: Sequence[Judged], out: Path) ->
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in (("claims.html", html(results, verdicts)), ("claims.md", markdown(results, verdicts))):
-        replace_file(out / name, text.encode())
+        replace_text(out / name, text)
         written.append(out / name)
     return written
 

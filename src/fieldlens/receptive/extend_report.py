@@ -9,7 +9,7 @@ from fieldlens.receptive.report import flat
 from fieldlens.reporting import blocks as report
 from fieldlens.reporting import plots as draw
 from fieldlens.reporting.table import Table
-from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.atomic import replace_text
 from fieldlens.storage.results import write_result
 
 MEANING = (
@@ -34,7 +34,7 @@ def write(result: ExtensionResult, out: Path, command: Sequence[str]) -> None:
     )
     for ending in ("png", "svg"):
         draw.save(draw.figure_of(panel), out / f"extension.{ending}")
-    replace_file(out / "report.html", page(result, shlex.join(command)).encode())
+    replace_text(out / "report.html", page(result, shlex.join(command)))
 
 
 def page(result: ExtensionResult, command: str) -> str:

@@ -15,7 +15,7 @@ from fieldlens.receptive.result import Measurement
 from fieldlens.reporting import blocks as report
 from fieldlens.reporting import plots as draw
 from fieldlens.reporting.table import Table
-from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.atomic import replace_text
 from fieldlens.storage.results import write_result
 
 MEANING = """
@@ -90,7 +90,7 @@ def write(measurements: Sequence[Measurement], out: Path, command: Sequence[str]
         ax = draw.field_curves(curves)
         for suffix in ("png", "svg"):
             draw.save(draw.figure_of(ax), out / f"receptive-field.{suffix}")
-    replace_file(out / "report.html", page(measurements, command_line).encode())
+    replace_text(out / "report.html", page(measurements, command_line))
 
 
 def page(measurements: Sequence[Measurement], command: str) -> str:

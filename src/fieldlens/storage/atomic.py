@@ -58,6 +58,11 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Replace a text file atomically; lone surrogates, of odd file names, are written as escapes."""
+    replace_file(path, text.encode(errors="backslashreplace"))
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
     _touch()

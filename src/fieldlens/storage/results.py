@@ -10,7 +10,7 @@ import numpy as np
 
 from fieldlens.core.errors import BadInput
 from fieldlens.core.faults import machine_fault
-from fieldlens.storage.atomic import hash_of, replace_file
+from fieldlens.storage.atomic import hash_of, replace_file, replace_text
 from fieldlens.storage.sealed import read_sealed, write_sealed
 
 ARRAYS = "arrays_sha256"
@@ -29,6 +29,10 @@ def write_result(path: Path, content: Mapping[str, Any], arrays: dict[str, np.nd
 def read_result(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The content and the arrays of a result, verified; no arrays if none were written."""
     content = read_sealed(path)
+    try:
+        json.dumps(content.get("model"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # no name of a model that was loaded has a lone surrogate, and nothing can draw one
+        raise BadInput(f"{path} cannot be read: the record of its model is not valid Unicode") from None
     expected, arrays = content.pop(ARRAYS, None), path.with_suffix(".npz")
     if expected is not None and (not arrays.is_file() or hash_of(arrays) != expected):
         problem = "was altered after it was written" if arrays.is_file() else "is missing"
@@ -41,7 +45,7 @@ def read_result(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file that decides no number, without a seal."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    replace_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fieldlens.core.errors import BadInput
 from fieldlens.core.limits import is_nested_too_deeply
-from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.atomic import replace_text
 
 SEAL = "seal"
 UNSEALED_VERSION = "0.1.0"
@@ -32,7 +32,7 @@ def seal(content: dict[str, Any]) -> dict[str, Any]:
 def write_sealed(path: Path, content: dict[str, Any], indent: int | None = 1) -> None:
     """Write a JSON object with its seal, atomically."""
     text = json.dumps(seal(content), indent=indent, ensure_ascii=False, allow_nan=False)
-    replace_file(path, (text + "\n").encode(errors="backslashreplace"))  # lone surrogates, of odd file names
+    replace_text(path, text + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
