@@ -31,6 +31,20 @@ def test_positions_default_to_the_last_queries() -> None:
     assert torch.equal(fieldlens.attention(q, k, v, built), explicit)
 
 
+@pytest.mark.parametrize("queries", [1, 3, 8])
+@pytest.mark.parametrize(
+    "starts", [((2, 5), (2, 5)), ((2, 5), (2, 4)), ((6, 6), (2, 2)), ((7, 9), (3, 5)), ((7, 9), (5, 3))]
+)
+def test_rows_of_a_batch_at_different_positions(starts: tuple[tuple[int, int], tuple[int, int]], queries: int) -> None:
+    """Rows that begin at different positions, with keys that do not begin at 0, as after a cache has slid."""
+    q, k, v = (torch.randn(2, HEADS, count, WIDTH, dtype=torch.float64) for count in (queries, 8, 8))
+    built = fieldlens.scheme("alibi", HEADS, WIDTH)
+    firsts = [torch.tensor(first)[:, None] for first in starts]
+    q_positions, k_positions = firsts[0] + torch.arange(8)[8 - queries :], firsts[1] + torch.arange(8)
+    expected = oracle.attention(q, k, v, built, None, q_positions, k_positions)
+    assert torch.allclose(fieldlens.attention(q, k, v, built, None, q_positions, k_positions), expected, atol=1e-12)
+
+
 def test_the_schemes_own_window_counts() -> None:
     q, k, v = qkv(9, 9)
     own = fieldlens.attention(q, k, v, fieldlens.scheme("alibi:window=3", HEADS, WIDTH), window=5)
