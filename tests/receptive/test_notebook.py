@@ -4,6 +4,8 @@ import base64
 import html
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,4 +94,27 @@ def test_the_output_of_a_cell_in_a_browser(model: ModelAdapter, browser: Any, tm
     assert page.evaluate("window.hacked") is None
     assert messages == []
     assert [url for url in requests if not url.startswith("about:")] == [(tmp_path / "notebook.html").as_uri()]
+    context.close()
+
+
+def test_a_notebook_without_a_screen(browser: Any, tmp_path: Path) -> None:
+    """A real kernel executes the cell, and the saved notebook shows the explorer."""
+    pytest.importorskip("nbconvert")
+    pytest.importorskip("ipykernel")
+    save_model(tmp_path / "mistral")
+    source = f"import fieldlens\nfieldlens.explore('mistral', {TEXT!r}, targets=4)"
+    cell = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": [], "source": source}
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook = {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 4}
+    (tmp_path / "notebook.ipynb").write_text(json.dumps(notebook))
+    words = [sys.executable, "-m", "nbconvert", "--to", "html", "--execute", "notebook.ipynb"]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, timeout=600)
+    context = browser.new_context()
+    page = context.new_page()
+    page.route(re.compile("^https?:"), lambda route: route.abort())  # nbconvert's own page asks for scripts
+    page.goto((tmp_path / "notebook.html").as_uri(), wait_until="domcontentloaded")
+    frame = page.frame_locator("iframe")
+    assert frame.locator(".explorer .count").first.inner_text() == "target 1 of 4"
+    frame.get_by_role("button", name="Next target").click()
+    assert frame.locator(".explorer .count").first.inner_text() == "target 2 of 4"
     context.close()
