@@ -211,7 +211,7 @@ BUGS = [
     ("methods are not corrected", "evaluation/extension_verdict.py", "ps, holm(ps), strict=True", "ps, ps, strict=True"),
     ("a tie for the answer", "evaluation/retrieval.py", "tuple(sorted(values))", "tuple(values)"),
     ("a scheme asked before it projects", "schemes/validation.py", "for module in (original, copy):", "for module in (copy,):"),
-    ("schemes made elsewhere refused", "schemes/discovery.py", "if not has_scheme and before == base.REGISTERED and declaring", "if not has_scheme and declaring"),
+    ("schemes made elsewhere refused", "schemes/discovery.py", "if not has_scheme and before == base.REGISTERED and declaring == base.DECLARING:", "if not has_scheme:"),
     ("a moved scheme", "schemes/spec.py", "return set(hashes.values()) == {source}", "return set(source_of(spec).values()) == {source}"),
     ("controls hide who lacks seeds", "paper/artifact.py", "max(expected for _, expected in lacking)", "lacking[-1][1]"),
     ("an array taken for a text", "data/text.py", "    refuse_json(path.name)", "    pass"),
