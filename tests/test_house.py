@@ -26,8 +26,8 @@ ROOMS = {
     "kernels": "layout rotary key_terms blocks cpu_flash content general flex selection attention logits",
     "data": "documents hf_datasets corpus tokenizer tokens text batches",
     "models": "decoder scheme_on_text kv_cache hf_compat adapters.base adapters.decoder adapters.hf adapters.function "
-    "adapters.adapt cost size gguf_metadata gguf_reading hub origin texts model_folder hf_cache hf_layers hf_export "
-    "loading token_ids",
+    "adapters.adapt cost size finite gguf_metadata gguf_reading hub origin texts model_folder hf_cache hf_layers "
+    "hf_export loading token_ids",
     "extension": "base methods.* discovery attention rope hf_probe hf_attach hf_sinks decoder_attach adapters attach "
     "load",
     "training": "recipe loss optimisers update trainer loop",

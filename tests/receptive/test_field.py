@@ -16,7 +16,7 @@ from fieldlens import Config, Decoder
 from fieldlens.core.errors import BadInput
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.receptive.field import ReceptiveField, erf
-from fieldlens.receptive.input_gradients import EmbeddingHook, can_recompute, can_shortcut, embedding_hook, layers_of
+from fieldlens.receptive.input_gradients import EmbeddingHook, embedding_hook, layers_of
 
 
 class Mixing(nn.Module):
@@ -236,11 +236,7 @@ def test_shares_are_those_of_plain_autograd(family: str, checkpointing: bool) ->
     model.eval()
     expected = torch.stack([naive(model, row) for row in ids_BT]).mean(0)
     adapter = adapt(model)
-    assert (
-        embedding_hook(adapter, checkpointing).checkpointing
-        == checkpointing
-        == (checkpointing and can_recompute(adapter))
-    )
+    assert embedding_hook(adapter, checkpointing).checkpointing == checkpointing
     model.train()
     field = fieldlens.receptive_field(model, ids_BT, checkpointing=checkpointing)
     assert (field.share - expected).abs().max() < 1e-5
@@ -372,7 +368,7 @@ def test_recomputing_leaves_no_trace_on_the_layers(family: str) -> None:
 def test_one_query_in_the_top_layer_changes_no_gradient(name: str, window: int | None) -> None:
     adapter = adapt(build(name).double().eval())
     ids_BT = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(1))
-    assert can_shortcut(adapter)
+    assert embedding_hook(adapter).shortcut
     whole, short = (
         EmbeddingHook(adapter, shortcut=shortcut).norms(ids_BT, window=window) for shortcut in (False, True)
     )
@@ -387,8 +383,8 @@ def test_positions_mixed_above_the_top_layer_need_every_query() -> None:
     model = build("llama").eval()
     model.model.norm = Averaged()
     adapter = adapt(model)
-    assert not can_shortcut(adapter)
     assert not embedding_hook(adapter).shortcut
+    assert embedding_hook(adapter, checkpointing=True).checkpointing
 
 
 def test_other_inputs_of_tokens_are_detected() -> None:

@@ -29,6 +29,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.data.tokenizer import eos_token_id
 from fieldlens.kernels.layout import check_positions
 from fieldlens.models.decoder import Config, Decoder
+from fieldlens.models.finite import not_finite
 from fieldlens.models.hf_cache import SlidingLayer
 from fieldlens.models.hf_layers import LAYER_KEYS, layer_facts
 from fieldlens.models.model_folder import verify_model_folder
@@ -155,7 +156,7 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
                 )
         if any(weight.is_meta for weight in model.parameters()):
             raise BadInput(f"{folder}: weights offloaded to disk are not supported: remove device_map")
-        broken = [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]
+        broken = not_finite(model)
         if broken:
             raise BadInput(f"{folder}: weights are not finite: {', '.join(broken)}")
         model.decoder.scheme = _rebuild_scheme(model.decoder)

@@ -15,6 +15,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, check_causal, weights_hash
 from fieldlens.models.decoder import Decoder
+from fieldlens.models.finite import not_finite
 from fieldlens.models.gguf_reading import read_once
 from fieldlens.models.hf_layers import LAYER_KEYS
 from fieldlens.models.hub import hub_is_reachable, loading, quiet_transformers, require_gguf
@@ -163,7 +164,7 @@ def _pretrained(place: str, name: str, **settings: Any) -> tuple[Any, dict[str, 
         if info[kind]:
             keys = sorted(map(str, info[kind]))[:5]
             raise BadInput(f"{name}: the weights do not fit the configuration, {kind.replace('_', ' ')}: {keys}")
-    broken = [key for key, weight in model.named_parameters() if not torch.isfinite(weight).all()]
+    broken = not_finite(model)
     if broken:
         raise BadInput(f"{name}: weights are not finite: {', '.join(broken[:5])}")
     return model.requires_grad_(False), config

@@ -8,6 +8,7 @@ save memory.
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -30,10 +31,16 @@ ROUNDING = 64
 class EmbeddingHook:
     """Computes gradients at the output of a model's embedding layer."""
 
-    def __init__(self, adapter: ModelAdapter, checkpointing: bool = False, shortcut: bool = False) -> None:
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        checkpointing: bool = False,
+        shortcut: bool = False,
+        layers: list[nn.Module] | None = None,
+    ) -> None:
         self.adapter, self.checkpointing, self.shortcut = adapter, checkpointing, shortcut
         self.module, self.embedding = _module_and_embedding(adapter)
-        self.layer_modules = layers_of(adapter)
+        self.layer_modules = layers_of(adapter) if layers is None else layers
         """The layers of the model, bottom up."""
         self.reason = ""
         """Why the most recent undefined gradient is undefined."""
@@ -141,23 +148,15 @@ class EmbeddingHook:
 
 def embedding_hook(adapter: ModelAdapter, checkpointing: bool = False) -> EmbeddingHook:
     """A checked EmbeddingHook; checkpointing and the last-query shortcut are used only if they do not change logits."""
-    hook = EmbeddingHook(adapter, checkpointing and can_recompute(adapter), can_shortcut(adapter))
-    hook.check()
-    return hook
-
-
-def can_recompute(adapter: ModelAdapter) -> bool:
-    """Whether activations can be recomputed with the same logits."""
-    return bool(layers_of(adapter)) and _passes_check(EmbeddingHook(adapter, checkpointing=True))
-
-
-def can_shortcut(adapter: ModelAdapter) -> bool:
-    """Whether the top layer of a transformers model can compute its last query only, with the same logits."""
-    return (
-        isinstance(adapter, HFAdapter)
-        and bool(layers_of(adapter))
-        and _passes_check(EmbeddingHook(adapter, shortcut=True))
-    )
+    layers = layers_of(adapter)
+    recompute = (True, False) if checkpointing and layers else (False,)
+    shortcut = (True, False) if isinstance(adapter, HFAdapter) and layers else (False,)
+    *faster, plain = (EmbeddingHook(adapter, *settings, layers) for settings in product(recompute, shortcut))
+    for hook in faster:
+        if _passes_check(hook):
+            return hook
+    plain.check()
+    return plain
 
 
 def _passes_check(hook: EmbeddingHook) -> bool:

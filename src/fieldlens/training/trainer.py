@@ -16,6 +16,7 @@ from fieldlens.data.batches import batch_at
 from fieldlens.data.tokens import TokenizedCorpus
 from fieldlens.kernels.selection import describe_kernels
 from fieldlens.models.decoder import Config, Decoder
+from fieldlens.models.finite import not_finite
 from fieldlens.schemes.validation import check_scheme
 from fieldlens.training.loss import LARGEST, cross_entropy
 from fieldlens.training.optimisers import make_optimisers, optimiser_tensors, restore_optimisers
@@ -116,9 +117,8 @@ class Trainer:
 
     def check_weights(self) -> None:
         """Raise Diverged if a weight is not finite: an update can overflow although its gradient was finite."""
-        for name, parameter in self.decoder.named_parameters():
-            if not bool(parameter.isfinite().all()):
-                raise Diverged(f"step {self.step}: {name} is not finite: diverged, not saved")
+        for name in not_finite(self.decoder):
+            raise Diverged(f"step {self.step}: {name} is not finite: diverged, not saved")
 
     def state(self) -> dict[str, bytes]:
         """The files of a checkpoint."""
