@@ -1,8 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-NUMERICAL := $(addprefix tests/,schemes kernels models training/test_loss.py evaluation/test_perplexity.py generation \
-  receptive/test_field.py)
+NUMERICAL := $(addprefix tests/,schemes kernels models training/test_loss.py evaluation/test_perplexity.py \
+  evaluation/test_verdict.py generation receptive/test_field.py)
 # Kernels round differently from one instruction set to the next: AVX2 where there is AVX-512, none where there is not.
 OTHER_CPU := env $(shell grep -q avx512f /proc/cpuinfo 2>/dev/null \
   && echo ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \

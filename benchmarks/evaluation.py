@@ -1,92 +1,102 @@
-"""What a long context costs: ours in last-position mode against the usual script around transformers' models.
+"""What a long context costs: ours in last-position mode against models of other libraries.
 
-The usual script asks for all logits and takes the loss of the last one. Run: python benchmarks/evaluation.py
+The usual script around such a model computes all logits and takes the loss of the last one; transformers can also be
+asked for the last logits only. Run: python benchmarks/evaluation.py [rounds]   (extra: bench; LitGPT joins where it is
+installed)
 """
 
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from peers import other_models, same_scheme, transformers_configs, transformers_model
 from rounds import A_A, peak_memory, race, show, write
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from fieldlens import Config, Decoder
 from fieldlens.models.adapters.adapt import adapt
 
-LENGTH, LAYERS, WIDTH, HEADS, VOCABULARY = 8192, 6, 256, 8, 32_000
-ROUNDS = 3
+SHAPE = {"layers": 6, "width": 256, "heads": 8, "vocab_size": 32_000}
+LENGTH, ROUNDS = 4096, 3
 GROWTH = (512, 1024, 2048, 4096, 8192)
 
-THEIRS: dict[str, dict[str, Any]] = {
-    "bloom": {"hidden_size": WIDTH, "n_layer": LAYERS, "n_head": HEADS},
-    "mpt": {"d_model": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "max_seq_len": LENGTH},
-    "gpt_neox": {
-        "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 4 * WIDTH,
-        "max_position_embeddings": LENGTH, "rotary_pct": 1.0,
-    },
-}  # fmt: skip
-OURS = ("alibi", "rotary", "sandwich", "alibi:window=100")
+OURS = ("alibi", "none", "rotary", "sandwich", "t5", "alibi:window=100")
+LAST_ONLY = ", last logits only"
+MEMORY = (
+    "alibi", "rotary", "transformers Bloom (alibi)", "transformers MPT (alibi)", "transformers GPT-NeoX (rotary)"
+)  # fmt: skip
+"""Models whose memory is measured, each in a fresh process."""
 
 
 def ours(spec: str, length: int = LENGTH) -> Callable[[], Any]:
-    torch.manual_seed(0)
-    decoder = Decoder(Config(scheme=spec, layers=LAYERS, width=WIDTH, heads=HEADS, vocab_size=VOCABULARY))
-    one, ids_BT = adapt(decoder), torch.randint(VOCABULARY, (1, length + 1))
-    return lambda: one.losses(ids_BT)
+    decoder = Decoder(Config(scheme=spec, **SHAPE))  # type: ignore[arg-type]
+    adapter, ids_BT = adapt(decoder), torch.randint(SHAPE["vocab_size"], (1, length + 1))
+    return lambda: adapter.losses(ids_BT)
 
 
-def usual(family: str) -> Callable[[], Any]:
-    """All logits, then the loss of the last: what a script copied from a tutorial does."""
+def theirs(name: str) -> Callable[[], Any]:
+    """The loss of the last token from all logits, or from the last logits only."""
     logging.set_verbosity_error()
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **THEIRS[family])
-    model, ids_BT = AutoModelForCausalLM.from_config(config).eval(), torch.randint(VOCABULARY, (1, LENGTH + 1))
+    family = name.removesuffix(LAST_ONLY)
+    configs, others = transformers_configs(SHAPE, LENGTH), other_models(SHAPE, LENGTH)
+    model = (transformers_model(configs[family]) if family in configs else others[family]()).eval()
+    settings: dict[str, Any] = {"use_cache": False} if family in configs else {}
+    if name != family:
+        settings["logits_to_keep"] = 1
+    ids_BT = torch.randint(SHAPE["vocab_size"], (1, LENGTH + 1))
 
     def run() -> torch.Tensor:
         with torch.no_grad():
-            logits_BTV = model(ids_BT[:, :-1], use_cache=False).logits
+            output = model(ids_BT[:, :-1], **settings)
+            logits_BTV = output.logits if family in configs else output
             return torch.nn.functional.cross_entropy(logits_BTV[:, -1].float(), ids_BT[:, -1])
 
     return run
 
 
 def prepare(name: str) -> Callable[[], Any]:
-    return usual(name) if name in THEIRS else ours(name)
+    torch.manual_seed(0)
+    return ours(name) if name in OURS else theirs(name)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
-    names = [*OURS, *THEIRS]
+    families = [name for name in transformers_configs(SHAPE, LENGTH) if "tanh" not in name]
+    rivals = [*families, *(name + LAST_ONLY for name in families), *other_models(SHAPE, LENGTH)]
+    names = [*OURS, *rivals]
     seconds = race({name: prepare(name) for name in names}, rounds, f"length {LENGTH}")
-    memory = {name: peak_memory(prepare, name) for name in names}
-    base = seconds[OURS[0]]
+    memory = {name: peak_memory(prepare, name) for name in MEMORY}
     rows = [
-        {"model": name, "seconds": taken, "ratio to alibi": taken / base, "peak MB": memory.get(name, math.nan)}
+        {
+            "model": name,
+            "seconds": taken,
+            "ratio to ours of the same scheme": taken / seconds[same_scheme(name)] if name in rivals else 1.0,
+            "peak MB": memory.get(name, float("nan")),
+        }
         for name, taken in seconds.items()
     ]
-    show(f"one text of {LENGTH} tokens, loss of the last, {LAYERS} layers × {WIDTH}, vocabulary {VOCABULARY}", rows)
-    growth = []
+    title = f"one text of {LENGTH} tokens, loss of the last"
+    show(f"{title}, {SHAPE['layers']} layers × {SHAPE['width']}, vocabulary {SHAPE['vocab_size']}", rows)
+    growth: list[dict[str, Any]] = []
     for spec in ("alibi", "alibi:window=100"):
         taken = race({str(n): ours(spec, n) for n in GROWTH}, rounds, f"growth of {spec}")
         times = [taken[str(n)] for n in GROWTH]
         exponent = float(np.polyfit(np.log(GROWTH), np.log(times), 1)[0])
         growth.append({"scheme": spec, **{str(n): t for n, t in zip(GROWTH, times, strict=True)}, "exponent": exponent})
-    show("seconds against length", growth)
+    show("seconds by length", growth)
+    fastest = min(rivals, key=lambda name: seconds[name] / seconds[same_scheme(name)])
     checks = {
-        "Bloom / ours alibi (aim ≥ 2)": seconds["bloom"] / base,
-        "MPT / ours alibi (aim ≥ 2)": seconds["mpt"] / base,
-        "GPT-NeoX / ours rotary (aim ≥ 1.3)": seconds["gpt_neox"] / seconds["rotary"],
-        "peak, ours alibi / Bloom (aim ≤ 0.25)": memory["alibi"] / memory["bloom"],
-        "peak, ours alibi / MPT (aim ≤ 0.25)": memory["alibi"] / memory["mpt"],
-        "peak, ours rotary / GPT-NeoX (aim ≤ 0.25)": memory["rotary"] / memory["gpt_neox"],
-        "ours alibi / window of 100 (aim ≥ 20)": base / seconds["alibi:window=100"],
-        "A/A": seconds[A_A] / base,
+        f"the fastest peer, {fastest} / ours of the same scheme": seconds[fastest] / seconds[same_scheme(fastest)],
+        "peak, ours alibi / Bloom (aim ≤ 0.25)": memory["alibi"] / memory["transformers Bloom (alibi)"],
+        "peak, ours alibi / MPT (aim ≤ 0.25)": memory["alibi"] / memory["transformers MPT (alibi)"],
+        "peak, ours rotary / GPT-NeoX (aim ≤ 0.25)": memory["rotary"] / memory["transformers GPT-NeoX (rotary)"],
+        "ours alibi / window of 100 at the longest length (aim ≥ 20)": growth[0][str(GROWTH[-1])]
+        / growth[1][str(GROWTH[-1])],
+        "A/A": seconds[A_A] / seconds[OURS[0]],
     }
     show("aims", [{"what": what, "figure": figure} for what, figure in checks.items()])
     write("evaluation", {"rows": rows, "growth": growth, "aims": checks, "rounds": rounds})

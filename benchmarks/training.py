@@ -3,7 +3,6 @@
 Example: python benchmarks/training.py --rounds 10            (extra: bench; LitGPT joins where it is installed)
 """
 
-import importlib.util
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,24 +10,14 @@ from typing import Any
 
 import cyclopts
 import torch
-import torch.nn.functional as F
+from peers import Shape, TransformersLoss, WithLoss, other_models, transformers_configs
 from rounds import A_A, race, show, write
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    BloomConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MptConfig,
-    PreTrainedConfig,
-)
 
 import fieldlens
 from fieldlens.schemes.discovery import registry
 from fieldlens.training.trainer import Objective
 
-Shape = dict[str, Any]
 SMALL: Shape = {"layers": 6, "width": 256, "heads": 8, "vocab_size": 4096}
 PAPER: Shape = {"layers": 12, "width": 768, "heads": 12, "vocab_size": 50304}
 OURS, LIMITS = "none", {"alibi": 1.05, "sandwich": 1.05, "kerple": 1.2, "t5": 1.2}
@@ -59,102 +48,6 @@ def step(model: nn.Module, ids_BT: Tensor) -> Callable[[], None]:
     return run
 
 
-class HFAdapter(nn.Module):
-    """A transformers model as its users train it: labels in, loss out."""
-
-    def __init__(self, config: PreTrainedConfig) -> None:
-        super().__init__()
-        self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa" if sdpa(config) else "eager")
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        targets_BT = ids_BT[:, 1:].contiguous()
-        return self.model(input_ids=ids_BT[:, :-1], labels=targets_BT, shift_labels=targets_BT, use_cache=False).loss
-
-
-def sdpa(config: PreTrainedConfig) -> bool:
-    return config.model_type in ("gpt2", "gpt_neox", "llama")
-
-
-def transformers_configs(shape: Shape, length: int) -> dict[str, PreTrainedConfig]:
-    layers, width, heads, vocab_size = shape.values()
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
-    return {
-        "transformers GPT-2, exact GELU": GPT2Config(
-            n_layer=layers, n_embd=width, n_head=heads, vocab_size=vocab_size, n_positions=length, resid_pdrop=0.0,
-            embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False, activation_function="gelu",
-        ),
-        "transformers GPT-2, its own tanh GELU": GPT2Config(
-            n_layer=layers, n_embd=width, n_head=heads, vocab_size=vocab_size, n_positions=length, resid_pdrop=0.0,
-            embd_pdrop=0.0, attn_pdrop=0.0, tie_word_embeddings=False,
-        ),
-        "transformers GPT-NeoX (rotary)": GPTNeoXConfig(
-            num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, vocab_size=vocab_size,
-            intermediate_size=4 * width, max_position_embeddings=length, use_parallel_residual=False,
-            rope_parameters=rope,
-        ),
-        "transformers Llama (rotary; SiLU, RMSNorm, as many weights)": LlamaConfig(
-            num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, vocab_size=vocab_size,
-            intermediate_size=8 * width // 3, max_position_embeddings=length,
-        ),
-        "transformers Bloom (alibi)": BloomConfig(
-            n_layer=layers, hidden_size=width, n_head=heads, vocab_size=vocab_size, tie_word_embeddings=False,
-        ),
-        "transformers MPT (alibi)": MptConfig(
-            n_layers=layers, d_model=width, n_heads=heads, vocab_size=vocab_size, max_seq_len=length,
-            tie_word_embeddings=False,
-        ),
-    }  # fmt: skip
-
-
-class XTransformer(nn.Module):
-    """x-transformers of the same shape, flash attention where it has it."""
-
-    def __init__(self, shape: Shape, length: int, **positions: Any) -> None:
-        super().__init__()
-        from x_transformers import Decoder, TransformerWrapper
-
-        layers, width, heads, vocab_size = shape.values()
-        body = Decoder(dim=width, depth=layers, heads=heads, attn_dim_head=width // heads, **positions)
-        self.model = TransformerWrapper(
-            num_tokens=vocab_size, max_seq_len=length, attn_layers=body, use_abs_pos_emb=False
-        )
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(ids_BT[:, :-1]).flatten(0, 1), ids_BT[:, 1:].flatten())
-
-
-def x_transformers(shape: Shape, length: int) -> dict[str, nn.Module]:
-    return {
-        "x-transformers, none": XTransformer(shape, length, attn_flash=True),
-        "x-transformers, rotary": XTransformer(shape, length, attn_flash=True, rotary_pos_emb=True),
-        "x-transformers, alibi": XTransformer(shape, length, attn_flash=True, alibi_pos_bias=True),
-        "x-transformers, t5": XTransformer(shape, length, rel_pos_bias=True),
-    }
-
-
-class LitGPT(nn.Module):
-    """LitGPT's GPT-NeoX of the same shape, rotary over the whole head."""
-
-    def __init__(self, shape: Shape, length: int) -> None:
-        super().__init__()
-        from litgpt.model import GPT, Config
-
-        layers, width, heads, vocab_size = shape.values()
-        self.model = GPT(
-            Config(
-                block_size=length, n_layer=layers, n_embd=width, n_head=heads, padded_vocab_size=vocab_size,
-                rotary_percentage=1.0, parallel_residual=False, mlp_class_name="GptNeoxMLP", bias=True,
-            )
-        )  # fmt: skip
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(ids_BT[:, :-1]).flatten(0, 1), ids_BT[:, 1:].flatten())
-
-
-def litgpt(shape: Shape, length: int) -> dict[str, nn.Module]:
-    return {"LitGPT (rotary)": LitGPT(shape, length)} if importlib.util.find_spec("litgpt") else {}
-
-
 def ours(scheme: str, shape: Shape) -> Objective:
     return Objective(fieldlens.Decoder(fieldlens.Config(scheme=scheme, **shape)))
 
@@ -182,8 +75,8 @@ def small(rounds: int, batch: int = 8, length: int = 256) -> dict[str, Any]:
     ids_BT = torch.randint(SMALL["vocab_size"], (batch, length + 1))
     models: dict[str, nn.Module] = {OURS: ours(OURS, SMALL)}
     models |= {name: ours(name, SMALL) for name in registry() if name != OURS}
-    models |= {name: HFAdapter(config) for name, config in transformers_configs(SMALL, length).items()}
-    models |= x_transformers(SMALL, length) | litgpt(SMALL, length)
+    models |= {name: TransformersLoss(config) for name, config in transformers_configs(SMALL, length).items()}
+    models |= {name: WithLoss(make()) for name, make in other_models(SMALL, length).items()}
     seconds = race({name: step(model.train(), ids_BT) for name, model in models.items()}, rounds, "6 × 256")
     share = work(SMALL, batch, length) / seconds[OURS] / matmul_peak()
     return {"rows": compare(seconds), "share of the matmul peak": share}
@@ -224,7 +117,7 @@ def paper(rounds: int, batch: int = 1, length: int = 512) -> list[dict[str, Any]
     configs = transformers_configs(PAPER, length)
     makers: dict[str, Callable[[], nn.Module]] = {name: partial(ours, name, PAPER) for name in (OURS, "sandwich", "t5")}
     for name in ("transformers GPT-2, exact GELU", "transformers GPT-NeoX (rotary)"):
-        makers[name] = partial(HFAdapter, configs[name])
+        makers[name] = partial(TransformersLoss, configs[name])
     makers[A_A] = makers[OURS]
     seconds = dict.fromkeys(makers, float("inf"))
     for _ in range(rounds):

@@ -32,17 +32,17 @@ def explore(
 
     Example: fieldlens explore runs/sandwich --text story.txt
 
-    Serves a page on this machine only. Paste or open a text and click a word: the gradient of its prediction is
-    computed, its context is shaded by share, and the cumulative curve shows how many of the most recent tokens hold
-    50, 90 and 99 % of it. The printed address contains a random token, without which every request is refused. Ctrl-C
-    stops the server.
+    Serves a page on this machine only. Paste or open a text and click a word: the gradient of the word's prediction is
+    computed. Each earlier word is shaded by its share of the total gradient norm, and a curve shows how many of the
+    most recent tokens account for 50, 90 and 99 % of it. The printed address contains a random token, without which
+    every request is refused. Ctrl-C stops the server.
 
     Parameters
     ----------
     model
         Run folder, Hugging Face folder or id, or GGUF file.
     text
-        Text or JSONL file to begin with; of several documents, the first. - reads standard input.
+        Text or JSONL file to show first. If it has several documents, the first is used. - reads standard input.
     length
         Maximum number of tokens of a text.
     method

@@ -61,7 +61,7 @@ def extend(
     margin
         Change of perplexity that counts as none: 0.02 is 2 %.
     gradients
-        Number of segments for the share of gradient past the training length; 0 skips it.
+        Number of segments on which the share of the gradient beyond the training length is measured; 0 skips this.
     trials
         Number of retrieval trials per method and length; 0 skips them.
     target_seed

@@ -100,9 +100,9 @@ def measure(
     windows
         Comma-separated windows for --check. Default: powers of two, or fewer if --minutes requires it.
     minutes
-        Time budget, loading included: length, segments, targets and windows that are not set are reduced to meet it,
-        and printed as a command that draws the same targets on any machine. 0: no limit. Default: 10 on a terminal,
-        else no limit.
+        Time budget, including loading. If necessary, the length and the numbers of segments, targets and windows are
+        reduced, unless they are set. The values used are printed as a command that draws the same targets on any
+        machine. 0: no limit. Default: 10 on a terminal, else no limit.
     target_seed
         Seed for drawing the targets.
     train_length

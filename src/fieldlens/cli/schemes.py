@@ -56,8 +56,9 @@ def schemes(
     log
         Use a logarithmic distance axis.
     text
-        Plot what the schemes add to the scores of the first --length tokens (default 32) of this file instead, also for
-        schemes that depend on content. Without --model: one untrained layer, and every byte is a token.
+        Instead of the bias by distance, plot what the schemes add to the attention scores of a text: the first
+        --length tokens (default 32) of this file. Schemes that depend on content are possible, too. Without --model,
+        the layer is untrained, and every byte is a token.
     model
         Run or model folder of fieldlens whose scheme is plotted, for --text.
     layer

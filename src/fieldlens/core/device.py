@@ -25,14 +25,14 @@ class Machine:
     device
         cpu, cuda, cuda:1, mps …; auto selects a GPU if one is available.
     dtype
-        Dtype of the computation; auto is float32 on a CPU and bfloat16 on a GPU that supports it. Gradients
-        (always) and weights (in training) are at least float32.
+        Dtype of the computation; auto is float32 on a CPU and bfloat16 on a GPU that supports it. Gradients are
+        always computed in float32 or wider, and training keeps its weights in float32 or wider.
     threads
         Number of CPU threads. Default: chosen by the command or by torch. Use 1 if other jobs run on the same machine:
         threads that compete for cores are slow.
     max_document_bytes
-        Largest document to read, in bytes after decompression; a plain text file and a line of JSONL are one document.
-        Raise it for larger ones; it protects against endless input and compression bombs.
+        Maximum size of a document, in bytes after decompression. A plain text file is one document; so is each line of
+        a JSONL file. The limit protects against endless input and compression bombs; raise it for larger documents.
     """
 
     device: str = "auto"

@@ -28,10 +28,10 @@ HOW = (
 )
 GATES = (
     "**No context use**: some model of the claim is not shown to use its context. NLL(L_tr/2) - NLL(L_tr) must be at "
-    "least 0.01 nats with every seed, and so must the lower bound of its 95 % confidence interval. In the lists below, "
-    "this bound follows the word **surely**.",
-    "**No headroom**: Sandwich trained on 4 L_tr is not shown to predict better from 4 L_tr tokens than from L_tr. The "
-    "same bounds apply to NLL(L_tr) - NLL(4 L_tr).",
+    "least 0.01 nats with every seed, and so must the lower bound of its 95 % confidence interval. In the lists "
+    "below, `surely +0.135` means that the lower bound is +0.135 nats.",
+    "**No headroom**: Sandwich trained on 4 L_tr is not shown to predict better from 4 L_tr tokens than from L_tr. "
+    "The same bounds apply to NLL(L_tr) - NLL(4 L_tr).",
     "**Saturated**: the receptive field exceeds 0.9 of the measured context (where the rule says so).",
 )
 """When a claim is not testable."""
@@ -40,14 +40,15 @@ PRACTICE = (
     "are evaluated at their last step, on the test split. They are named by the paper's settings, followed by ours "
     "after a bar: `w 320 | 80` is a window of 320 in the paper and 80 here.",
     "What was known before the rules were fixed: one Sandwich and one half-trained ALiBi with this recipe had been "
-    "evaluated on the test split once, on 400 segments. The pilot had evaluated Sandwich with the same recipe and seed "
-    "1235, trained on L_tr and on 4 L_tr, on the validation split: its loss fell from L_tr to 2 L_tr and there was "
-    "headroom, so for these claims only further seeds are new. Rotary's first seed on code had been trained, for the "
-    "pilot, to step 41,000 of 48,000.",
+    "evaluated on the test split once, on 400 segments. The pilot had evaluated Sandwich with the same recipe and "
+    "seed 1235, trained on L_tr and on 4 L_tr, on the validation split: its loss fell from L_tr to 2 L_tr, and there "
+    "was headroom. For claims about this, such as `sandwich-improves`, seed 1235 is therefore no independent "
+    "evidence; only further seeds are. Rotary's first seed on code had been trained, for the pilot, to step 41,000 of "
+    "48,000.",
     "Controls: each rule was first run on the paper's own printed numbers, where it must be able to hold, and on "
-    "shuffled lengths, where a rule about losses must not. There most claims stop at the context use, before their "
-    "rule; a test runs the rules about lengths without that gate as well. Claims about formulas and costs do not "
-    "depend on lengths.",
+    "shuffled lengths, where a rule about losses must not. On shuffled lengths, most claims are already **not "
+    "testable**, because no context use is shown. A test therefore also runs the rules about lengths without this "
+    "requirement. Claims about formulas and costs do not depend on lengths.",
 )
 NOT_TESTABLE = "A claim is **not testable** in three cases:"
 REVIEWED = {

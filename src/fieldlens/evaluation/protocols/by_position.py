@@ -11,7 +11,7 @@ class ByPosition(Protocol):
     """One target, `length` tokens after a fixed start; every length has other targets."""
 
     name, version = "by-position", 1
-    help = "one target at a distance from a fixed start, so that each length has other targets"
+    help = "one target, L tokens after a fixed start, so that the targets differ between lengths"
     same_targets = False
 
     def room(self, longest: int) -> tuple[int, int]:
