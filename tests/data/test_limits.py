@@ -87,6 +87,14 @@ def test_a_text_for_evaluation_is_kept_whole_and_bounded_whole(tmp_path: Path, t
         read_file(open_text(path), tokenizer)
 
 
+def test_a_stream_is_not_read_past_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.BytesIO(bytes(8 * MEBIBYTE))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
+    with pytest.raises(BadInput, match="stdin is larger than 1 MiB"):
+        open_text(Path("-"))
+    assert stream.tell() < 4 * MEBIBYTE
+
+
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
 def test_endless_input_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match="/dev/zero is larger than 1 MiB"):
