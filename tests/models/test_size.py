@@ -12,13 +12,19 @@ from newcomer import save_model, save_text
 from fieldlens import cli
 from fieldlens.core.errors import OutOfMemory
 from fieldlens.models import size
-from fieldlens.models.size import check_config, check_weights
+from fieldlens.models.size import check_config, check_memory, check_weights
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str]:
     with pytest.raises(SystemExit) as stop:
         cli.main(list(words))
     return stop.value.code, capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
+    check_memory("a model", 2.0**20, torch.device("cpu"), "take fewer layers")
+    with pytest.raises(OutOfMemory, match=r"a model needs at least .*iB of memory, .*iB can be used: take fewer"):
+        check_memory("a model", 2.0**60, torch.device("cpu"), "take fewer layers")
 
 
 @pytest.mark.parametrize(
