@@ -217,6 +217,17 @@ def test_validation_is_spread_over_the_split(
     assert np.ptp(np.diff(firsts) % 500) <= 1  # evenly
 
 
+def test_validation_runs_in_evaluation_mode(corpus: Path, tokens: TokenizedCorpus) -> None:
+    """A scheme of one's own may compute something else in training, such as dropout."""
+    model_trainer = trainer(small(corpus), tokens)
+    modes: list[bool] = []
+    model_trainer.decoder.blocks[0].register_forward_pre_hook(lambda block, _: modes.append(block.training))
+    model_trainer.validate()
+    assert modes
+    assert not any(modes)
+    assert model_trainer.decoder.training
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FIELDLENS_CACHE", str(corpus.parent / "cache"))
     calls = []
