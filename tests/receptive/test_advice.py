@@ -2,20 +2,14 @@
 
 import numpy as np
 import pytest
-import torch
+from small_measurements import evaluation, field, sentences
 
-from fieldlens.evaluation.protocols import Anchor
-from fieldlens.evaluation.result import Evaluation
 from fieldlens.receptive.advice import advise
 from fieldlens.receptive.charts.perplexity import comparison
 from fieldlens.receptive.charts.profile import profile
 from fieldlens.receptive.check import Check
 from fieldlens.receptive.field import ReceptiveField
 from fieldlens.receptive.gradient_advice import coverage
-
-
-def field(shares: list[float], train_length: int | None = None) -> ReceptiveField:
-    return ReceptiveField(np.array([shares]), name="x", train_length=train_length)
 
 
 def test_coverage_and_its_principle() -> None:
@@ -52,19 +46,6 @@ def test_an_unbounded_field_predicts_nothing() -> None:
 def test_bos_does_not_add_coverage() -> None:
     field_with_bos = ReceptiveField(np.ones((1, 513)), train_length=512, bos=True)
     assert coverage(field_with_bos)["reason"] == "measured at 512 tokens, not beyond the training length 512"
-
-
-def evaluation(losses: dict[int, float], documents: int = 12, noise: float = 1e-4, trained: int = 64) -> Evaluation:
-    rng = np.random.default_rng(0)
-    noise_N = rng.normal(0, noise, documents * 5)
-    noise_N -= noise_N.mean()
-    targets = [Anchor(d, o) for d in range(documents) for o in range(5)]
-    about = {"model": {"name": "x", "train_length": trained}, "protocol": {"same_targets": True}, "segments": 60}
-    return Evaluation(about, {n: torch.from_numpy(3 + loss + noise_N * n) for n, loss in losses.items()}, targets)
-
-
-def sentences(check: Check) -> str:
-    return " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, check))
 
 
 def test_the_smallest_context_and_window_within_the_margin_of_the_full_length() -> None:

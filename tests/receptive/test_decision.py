@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_measurements import evaluation, field, sentences
 
 from fieldlens.evaluation.protocols import Anchor
 from fieldlens.evaluation.result import Evaluation, merged
@@ -16,23 +17,6 @@ from fieldlens.receptive.field import ReceptiveField
 from fieldlens.receptive.measure_models import mixed_attention
 
 COMMAND = "fieldlens measure m --length 256 --segments 4 --check --targets 60 --minutes 0"
-
-
-def field(shares: list[float], train_length: int | None = None) -> ReceptiveField:
-    return ReceptiveField(np.array([shares]), name="x", train_length=train_length)
-
-
-def evaluation(losses: dict[int, float], documents: int = 12, noise: float = 1e-4, trained: int = 64) -> Evaluation:
-    rng = np.random.default_rng(0)
-    noise_N = rng.normal(0, noise, documents * 5)
-    noise_N -= noise_N.mean()
-    targets = [Anchor(d, o) for d in range(documents) for o in range(5)]
-    about = {"model": {"name": "x", "train_length": trained}, "protocol": {"same_targets": True}, "segments": 60}
-    return Evaluation(about, {n: torch.from_numpy(3 + loss + noise_N * n) for n, loss in losses.items()}, targets)
-
-
-def sentences(check: Check) -> str:
-    return " ".join(advise(field([0.0] * 50 + [1.0] * 50, 60), None, check))
 
 
 def test_the_decision_comes_first_and_the_next_command_last() -> None:
