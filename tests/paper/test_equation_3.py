@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import short_training as training
 
-from fieldlens.paper.artifacts.equation_3 import sinusoidal_job
+from fieldlens.core.device import Machine
+from fieldlens.paper.artifacts.equation_3 import Equation3, sinusoidal_job
 from fieldlens.paper.claims.equation import equation_3
-from fieldlens.paper.equation_3 import measure_parts, read_parts, result_file
+from fieldlens.paper.equation_3 import read_parts, result_file
 from fieldlens.paper.evidence import Evidence, Missing
 from fieldlens.paper.results import PaperResults
 from fieldlens.study.plan import Job, read_study
@@ -36,7 +37,7 @@ def test_a_trained_run_gives_a_result_and_the_claim_an_answer(
     (runs / "sinusoidal").rename(runs / job.name)
     with pytest.raises(Missing, match="equation_3 --run"):
         equation_3(Evidence(results), "github")
-    measure_parts(job, runs, tmp_path)
+    Equation3().run(results, runs, 1, Machine())
     content = read_parts(tmp_path, job)
     assert content is not None
     for side, distances in (("inside", job.recipe.length // 2 + 1), ("past", 2 * job.recipe.length + 1)):

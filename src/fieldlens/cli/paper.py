@@ -122,7 +122,7 @@ def _run(
     machine.start()
     os.nice(worker_options.nice)
     for artifact in artifacts:
-        artifact.run(results, worker_options.count(machine), machine)
+        artifact.run(results, paths.runs, worker_options.count(machine), machine)
     return None if needed is None else (needed, paths)
 
 

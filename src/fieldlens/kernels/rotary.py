@@ -24,19 +24,24 @@ def rotary_table(angles: Tensor | None, like: Tensor, magnitudes: Tensor | None 
 def rotary_tables(
     scheme: Scheme, q_positions: Tensor, new_positions: Tensor, k_positions: Tensor, like: Tensor
 ) -> tuple[RotaryTable | None, RotaryTable | None]:
-    """The tables of the queries and of the new keys; `k_positions` are those of all keys, new or cached."""
+    """The tables of the queries and of the new keys; `k_positions` are those of all keys, new or cached.
+
+    Queries and new keys share one table if their positions are the same tensor and magnitudes do not differ.
+    """
+    sources = [q_positions] if q_positions is new_positions else [q_positions, new_positions]
     if scheme.by_length:
         last = max(q_positions.ndim, k_positions.ndim) > 1
         ends = [torch.atleast_2d(positions).amax(1, keepdim=True) for positions in (q_positions, k_positions)]
         length = torch.maximum(*ends) + 1  # of each row
-        angles = [scheme.angles(p, length if last else length[0]) for p in (q_positions, new_positions)]  # type: ignore[call-arg]
+        angles = [scheme.angles(p, length if last else length[0]) for p in sources]  # type: ignore[call-arg]
     else:
-        angles = [scheme.angles(p) for p in (q_positions, new_positions)]
+        angles = [scheme.angles(p) for p in sources]
     if not scheme.stretches or angles[0] is None:
-        return rotary_table(angles[0], like), rotary_table(angles[1], like)
+        tables = [rotary_table(part, like) for part in angles]
+        return tables[0], tables[-1]
     q_magnitudes, k_magnitudes = (scheme.magnitudes(p) for p in (q_positions, new_positions))
     assert k_magnitudes is not None
-    return rotary_table(angles[0], like, q_magnitudes), rotary_table(angles[1], like, 1 / k_magnitudes)
+    return rotary_table(angles[0], like, q_magnitudes), rotary_table(angles[-1], like, 1 / k_magnitudes)
 
 
 def apply_rotary(x_BHTK: Tensor, table: RotaryTable | None) -> Tensor:

@@ -282,7 +282,8 @@ class Decoder(nn.Module):
             )
             at = (window, keys, queries, id(cached))
             if (scheme, *at) not in shared:
-                q_positions, new_positions = positions[..., -queries:], positions[..., -keys:]
+                new_positions = positions[..., -keys:]
+                q_positions = new_positions if queries == keys else positions[..., -queries:]
                 k_positions = new_positions if cached is None else cached
                 if self.extension is not None:
                     extended = self.extension.attention(scheme, q_positions, k_positions, window)

@@ -91,8 +91,8 @@ class Artifact(ABC):
         done = [job.name for job in self.jobs(results) if results.states[job.name] == "done"]
         return [path for name in done for path in sorted((results.folder / name).iterdir())]
 
-    def run(self, results: PaperResults, workers: int, machine: Machine) -> None:  # noqa: B027
-        """Perform the required runs that are not part of the study."""
+    def run(self, results: PaperResults, runs: Path, workers: int, machine: Machine) -> None:  # noqa: B027
+        """Perform what is required and not a job of the study; `runs` has the run folders of its jobs."""
 
     @abstractmethod
     def draw(self, results: PaperResults) -> Drawn:

@@ -44,11 +44,11 @@ class Equation3(Artifact):
     def files(self, results: PaperResults) -> list[Path]:
         return [result_file(results.folder)] if parts_of(results) else []
 
-    def run(self, results: PaperResults, workers: int, machine: Machine) -> None:
+    def run(self, results: PaperResults, runs: Path, workers: int, machine: Machine) -> None:
         job = sinusoidal_job(results)
         if job is not None and parts_of(results) is None:
             machine.start()
-            measure_parts(job, Path("runs") / results.study.name, results.folder)
+            measure_parts(job, runs, results.folder)
 
     def draw(self, results: PaperResults) -> Drawn:
         content = parts_of(results)

@@ -49,7 +49,7 @@ class Parity(Artifact):
         folder = folder_of(results)
         return [trial.file(folder) for trial in trials() if trial.state(folder) == "done"]
 
-    def run(self, results: PaperResults, workers: int, machine: Machine) -> None:
+    def run(self, results: PaperResults, runs: Path, workers: int, machine: Machine) -> None:
         perform_all(list(trials()), folder_of(results), workers, machine)
 
     def draw(self, results: PaperResults) -> Drawn:
