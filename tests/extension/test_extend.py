@@ -152,13 +152,13 @@ def test_a_model_with_a_table_of_positions_gets_a_crop(
     assert code == 0, error
     result = json.loads(out)
     assert [(row["method"], row["length"]) for row in result["results"]] == [("stock", 48)]  # 96 is past the table
-    assert "window leaves the 64 positions of" in result["refused"][-1]
+    assert "window does not raise the limit of" in result["refused"][-1]
     assert result["methods"]["crop"]["retrieval"]["96"]["trials"] == 2
     assert result["methods"]["stock"]["seconds"] is None  # the table has the times of 96 tokens
     assert run(capsys, *words)[0] == 0
     code, _, error = run(capsys, *words, "--method", "window")
     assert code == 2
-    assert "window leaves the 64 positions of" in error
+    assert "window does not raise the limit of" in error
     code, _, error = run(capsys, *words[:6], "--lengths", "96", "--out", str(tmp_path))
     assert code == 2
     assert "has 64 positions: only a crop can read 96 tokens" in error
@@ -258,7 +258,7 @@ def test_targets_of_a_segment_share_a_pass_but_not_the_crop(runs: Path, tmp_path
     losses = [float(adapter.losses(torch.from_numpy(ids_T)[None])) for ids_T in rows]
     assert many["crop"]["nll"] == pytest.approx(sum(losses) / 40, abs=1e-5)
     request = ExtendRequest((48,), ("window",), targets=40, k=18)
-    with pytest.raises(ValueError, match=r"k must be at most 17 at 48 tokens, .* got 18"):
+    with pytest.raises(ValueError, match=r"k must be at most 17, got 18: .* of 48 tokens"):
         extend_model(str(runs / "rotary"), request, out=tmp_path, device=device, dtype=dtype)
 
 

@@ -10,7 +10,7 @@ from made_up_worlds import OneSeedDiffers, Partial, contrary, fields_contrary, j
 from fieldlens.paper.claims import registry
 from fieldlens.paper.controls import PrintedResults, ShuffledLengths, mean_loss
 from fieldlens.paper.judge import NO_RESULTS, Judged, judged
-from fieldlens.paper.page import REVIEWED, html, markdown
+from fieldlens.paper.page import CLARIFIED, REVIEWED, html, markdown
 from fieldlens.paper.results import PaperResults
 from fieldlens.study.plan import Study, read_study
 
@@ -197,6 +197,21 @@ def test_the_committed_page_shows_what_a_review_found() -> None:
     for name, note in REVIEWED.items():
         section = page.partition(f"### {name}\n")[2].partition("\n### ")[0]
         assert f"- review of 2026-11-18: {note}" in section
+
+
+def test_registered_rules_are_explained_in_other_words() -> None:
+    page = (ROOT / "docs" / "claims.md").read_text()
+    assert set(CLARIFIED) <= set(registry())
+    for name, note in CLARIFIED.items():
+        section = page.partition(f"### {name}\n")[2].partition("\n### ")[0]
+        assert f"- in other words: {note}" in section
+
+
+def test_bars_in_cells_do_not_end_them() -> None:
+    """Models are named by the paper's settings and ours, with a bar between: `w 40 | 10`."""
+    rows = [line for line in (ROOT / "docs" / "claims.md").read_text().splitlines() if line.startswith("| [")]
+    assert any("\\|" in row for row in rows)
+    assert {len(row.replace("\\|", "").split("|")) for row in rows} == {5}
 
 
 def test_the_first_edition_could_not_see() -> None:

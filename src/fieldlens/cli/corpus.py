@@ -151,7 +151,10 @@ def _print_baseline(baseline: dict[str, Any]) -> None:
         ]
         for row in baseline["results"]
     ]
-    notes = ["copyable: targets predicted by a match of two or more earlier tokens"]
+    notes = [
+        "copyable: share of targets whose last two or more tokens occur earlier in the context, followed by the target "
+        "in most cases"
+    ]
     screen = console()
     screen.print(Table(["context", "perplexity", "change", "copyable"], rows, title, notes))
     screen.print(notes[0], style="dim")

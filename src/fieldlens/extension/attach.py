@@ -94,8 +94,8 @@ def _checked(adapter: HFAdapter | DecoderAdapter, method: ExtensionMethod) -> At
     if not close(stock, same, slack):
         difference = float((stock - same).abs().max())
         raise BadInput(
-            f"{method.name} cannot be attached to {adapter.name}: without a change its logits already differ by "
-            f"{difference:.1g}"
+            f"{method.name} cannot be attached to {adapter.name}: even with the original relative positions, the "
+            f"replaced attention changes its logits by {difference:.1g}"
         )
     with effect.open():
         if close(stock, _logits(adapter, ids_BT), slack):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fieldlens.core.errors import BadInput, NonFiniteResult
+from fieldlens.models.finite import is_finite
 
 COLD = 1e-6
 
@@ -69,7 +70,7 @@ class Sampler:
 
     def choose(self, logits_BV: Tensor) -> Tensor:
         """Return the next token of each row: (B,)."""
-        if not bool(logits_BV.isfinite().all()):
+        if not is_finite(logits_BV):
             raise NonFiniteResult("the model produced NaN or inf logits: no token can be sampled")
         logits_BV = logits_BV[:, : self.sampling.vocab_size]
         if self.sampling.greedy:

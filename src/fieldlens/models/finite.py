@@ -1,4 +1,4 @@
-"""Weights that are not finite."""
+"""Values that are not finite: weights and logits."""
 
 import torch
 from torch import Tensor, nn

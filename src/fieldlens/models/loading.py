@@ -93,7 +93,7 @@ def load_model(
     machine = Machine(device, dtype)
     chosen = machine.choose_device()
     origin = find_model(str(name))
-    adapter = load(origin, chosen, machine.choose_dtype(chosen), train_length).adapter
+    adapter = load(origin, chosen, machine.choose_dtype(chosen), train_length, hash_weights=False).adapter
     adapter.find_tokenizer = lambda: origin.tokenizer
     return adapter
 

@@ -85,7 +85,8 @@ def extend_model(
         raise BadInput(f"no length in --lengths is past the training length {trained}")
     if request.k > (room := beyond[0] - trained + 1):
         raise BadInput(
-            f"k must be at most {room} at {beyond[0]} tokens, or targets lack tokens to crop to, got {request.k}"
+            f"k must be at most {room}, got {request.k}: each of the last k targets of {beyond[0]} tokens needs the "
+            f"training length, {trained}, before it"
         )
     specs, refused = _accepted(model, request, beyond, text.bos)
     plan = request.plan((trained, *beyond), text.bos)
@@ -114,7 +115,9 @@ def _accepted(model: Model, request: ExtendRequest, beyond: list[int], bos: int 
             with ExitStack() as stack:
                 limit = with_method(model, spec, stack, bos).adapter.limit
             if limit is not None and beyond[-1] + has_bos > limit:
-                raise BadInput(f"{spec} leaves the {limit} positions of {adapter.name}, which are too few")
+                raise BadInput(
+                    f"{spec} does not raise the limit of {adapter.name}, {limit} positions, to {beyond[-1]} tokens"
+                )
             specs.append(spec)
         except BadInput as error:
             if request.methods:
