@@ -45,8 +45,8 @@ def schemes(
     fit
         Fit a logarithmic curve to one head by least squares, and plot it beside the paper's.
     head
-        Head to plot, counted from 1; the curves of all specs share one panel. Default: all heads in a panel each, or
-        the last head for --heatmap and --fit.
+        Head to plot, counted from 1; the curves of all specs share one panel. Default: a panel
+        per scheme with one line per head; for --heatmap and --fit, the last head.
     heads
         Number of attention heads.
     head_width

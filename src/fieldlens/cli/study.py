@@ -31,8 +31,8 @@ class WorkerOptions:
     executor
         How jobs are run: as child processes (local) or as tasks on a Ray cluster (ray).
     workers
-        Maximum number of concurrent jobs on this machine, each with one thread unless --threads is set. Default: one
-        per core.
+        Maximum number of concurrent jobs on this machine, each with --threads threads. Default: the number of cores
+        divided by --threads.
     nice
         Niceness of the workers; 10 gives other processes priority.
     time_limit
