@@ -199,7 +199,9 @@ def test_float32_error_is_no_worse_than_the_oracles(every_spec: str, window: int
         # Gradients of decays are sums over the text of sums over queries that cancel in exact arithmetic: each rounding
         # error of a weight enters all sums before it (3.5e-5 here, 1e-12 in float64: test_attention_is_the_oracle).
         loose = 4e-6 if single.exact_reach else 6e-5
-        allowed = loose * max(sizes[0], *sizes[5:]) if learned else 1e-6 * max(sizes[0], sizes[index])
+        # The rounding of a weight grows with its score, which `logits` multiplies by up to ln(S): 1.02e-6 on one CPU.
+        close = 2e-6 if "logits=" in every_spec else 1e-6
+        allowed = loose * max(sizes[0], *sizes[5:]) if learned else close * max(sizes[0], sizes[index])
         assert (result - truth).abs().max() <= 2 * (reference - truth).abs().max() + allowed
 
 
