@@ -152,8 +152,8 @@ def _print_baseline(baseline: dict[str, Any]) -> None:
         for row in baseline["results"]
     ]
     notes = [
-        "copyable: share of targets whose last two or more tokens occur earlier in the context, followed by the target "
-        "in most cases"
+        "copyable: share of targets for which at least the last two tokens of the context occur earlier in it, and "
+        "most of these occurrences are followed by the target"
     ]
     screen = console()
     screen.print(Table(["context", "perplexity", "change", "copyable"], rows, title, notes))

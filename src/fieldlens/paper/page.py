@@ -45,12 +45,12 @@ PRACTICE = (
     "was headroom. For claims about this, such as `sandwich-improves`, seed 1235 is therefore no independent "
     "evidence; only further seeds are. Rotary's first seed on code had been trained, for the pilot, to step 41,000 of "
     "48,000.",
-    "Controls: each rule was first run on the paper's own printed numbers, where every rule about losses or receptive "
-    "fields must hold for GitHub, or for ArXiv where the paper prints nothing for GitHub (one does not, "
-    "`longer-training-repairs-d6`), and on shuffled lengths, where a rule about losses must not hold. On shuffled "
-    "lengths, most claims are already **not testable**, because no context use is shown. A test therefore runs nine "
-    "main rules about lengths again without the requirements of context use and headroom, and checks that they still "
-    "do not hold. Claims about formulas and costs do not depend on lengths.",
+    "Controls: each rule was first run on two other sets of numbers. On the paper's printed numbers, every rule about "
+    "losses or receptive fields must hold for GitHub, or for ArXiv if the paper prints nothing for GitHub; the one "
+    "exception is `longer-training-repairs-d6`, whose printed numbers contradict the claim. On shuffled lengths, a "
+    "rule about losses must not hold. There, most claims are already **not testable**, because no context use is "
+    "shown. A test therefore runs nine main rules about lengths again without the requirements of context use and "
+    "headroom, and checks that they still do not hold. Claims about formulas and costs do not depend on lengths.",
     "Reading the evidence: `a from 64 to 128: × 0.931 (0.911 to 0.951), at most × 0.990: p = …; seeds …` states the "
     "ratio of the perplexities of model a at the two lengths, its 95 % interval, the bound that the claim requires, "
     "the p-value, and the ratio of each seed. `a minus b` is the difference in loss between two models, printed as "
@@ -93,8 +93,9 @@ CLARIFIED = {
         "100 % and can be negative."
     ),
     "learned-costs": (
-        "the noise is the longest training time of Sandwich, Smoothed and ALiBi (whose steps cost the same) with the "
-        "same seed, divided by the shortest; the largest of all seeds counts. Relative to Sandwich, KERPLE's training "
+        "steps of Sandwich, Smoothed and ALiBi cost the same, so their training times differ only by noise. For each "
+        "seed, divide the longest of their training times by the shortest; the noise is the largest of these ratios. "
+        "Relative to Sandwich, KERPLE's training "
         "time must exceed the noise with every seed, and T5's must exceed the noise and × 1.05. The claim does not "
         "hold if KERPLE or T5 has no more parameters than Sandwich, or if its relative time is below 1 / noise with "
         "every seed."
