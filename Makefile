@@ -55,7 +55,7 @@ bench: $(READY)  ## every benchmark, tables on the terminal and JSON in benchmar
 MINUTES ?= 60
 campaign: $(READY)  ## what takes long, an hour at a time (MINUTES=60, PIECES="flips disk"); the same command goes on
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev,gguf,ray]'
-	PYTHONPATH=tests $(BIN)/python -m campaign.run $(PIECES) --minutes $(MINUTES)
+	HF_HOME=$(CURDIR)/campaign/huggingface PYTHONPATH=tests $(BIN)/python -m campaign.run $(PIECES) --minutes $(MINUTES)
 
 browser:  ## a Chromium for the tests of the report, where the system's package manager may install one
 	@command -v chromium chromium-browser google-chrome >/dev/null || \

@@ -31,9 +31,10 @@ def bias_free(length: int, backward: bool = True) -> Callable[[], None]:
 
 def ours(length: int, spec: str, backward: bool = True, window: int | None = None) -> Callable[[], None]:
     q, k, v = inputs(length)
+    x_BSD = torch.randn(1, length, HEADS * WIDTH)  # the layer's input, for schemes that depend on content
     built = fieldlens.scheme(spec, HEADS, WIDTH)
     sought = [q, k, v, *built.parameters()]
-    return lambda: differentiate(fieldlens.attention(q, k, v, built, window), sought, backward)
+    return lambda: differentiate(fieldlens.attention(q, k, v, built, window, x_BSD=x_BSD), sought, backward)
 
 
 def differentiate(out: Tensor, sought: list[Tensor], backward: bool) -> None:

@@ -4,6 +4,7 @@ Example: python benchmarks/gpu.py            (on a machine with a GPU; then comm
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from fieldlens.training.trainer import Objective
 
 Section = Literal["exactness", "attention", "training", "long"]
 FREE = "SDPA, no bias"
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MORE_SPECS = (
     "sandwich:ratios=learned",
     "kerple:kind=power",
@@ -62,6 +64,10 @@ TINY = Size(2, 16, 2, 64, 160, (None, 70), (160,), 2, 96, (256,))
 """To check that the benchmark itself runs, also without a GPU."""
 
 
+LIMITS = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""Largest error of an output or a gradient, relative to the largest element if that exceeds 1."""
+
+
 @contextmanager
 def kernel(name: str) -> Any:
     before = os.environ.get(VARIABLE)
@@ -93,7 +99,7 @@ def exactness(size: Size, device: torch.device, dtype: torch.dtype) -> list[dict
             ]
             rows.append({
                 "scheme": spec, "window": str(window or "–"), "kernel": str(chosen), "output": errors[0],
-                "gradients": max(errors[1:], default=float("nan")),
+                "gradients": max(errors[1:], default=float("nan")), "limit": LIMITS[dtype],
             })  # fmt: skip
     return rows
 
@@ -122,8 +128,10 @@ def attention(size: Size, device: torch.device, dtype: torch.dtype, rounds: int)
         for window in size.windows:
             more = "" if window is None else f", window {window}"
             candidates |= {f"{name}{more}": _step(size, tokens, device, dtype, name, window) for name in registry()}
-        if device.type == "cuda":
-            candidates["a learned table inside score_mod, gradient by flex"] = _plain_flex(size, tokens, device, dtype)
+            if device.type == "cuda":
+                candidates |= {
+                    f"{name}{more}": step for name, step in _peers(size, tokens, device, dtype, window).items()
+                }
         seconds = race(candidates, rounds, f"{tokens} tokens")
         tables[f"attention, {tokens} tokens"] = [
             {"case": name, "ms": 1e3 * value, "ratio": value / seconds[FREE]} for name, value in seconds.items()
@@ -157,23 +165,37 @@ def _step(
     return run
 
 
-def _plain_flex(size: Size, tokens: int, device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
-    """What a user of flex_attention would write: a learned table by distance, captured by score_mod."""
+def _peers(
+    size: Size, tokens: int, device: torch.device, dtype: torch.dtype, window: int | None
+) -> dict[str, Callable[[], None]]:
+    """What a user of flex_attention would write, in score_mod: nothing, ALiBi's formula, fixed and learned tables."""
     q, k, v = _qkv(size, tokens, device, dtype)
-    table_HN = torch.zeros(size.heads, tokens, device=device, requires_grad=True)
-    mask = block_mask(tokens // 128, tokens // 128, None, device)
-    compiled = torch.compile(flex_attention, dynamic=False)
+    slopes_H = torch.exp2(-8 * torch.arange(1, size.heads + 1, device=device) / size.heads)
+    fixed_HN = torch.zeros(size.heads, tokens, device=device)
+    learned_HN = torch.zeros(size.heads, tokens, device=device, requires_grad=True)
+    mods: dict[str, tuple[ScoreMod | None, list[Tensor]]] = {
+        "flex_attention without score_mod": (None, []),
+        "ALiBi in score_mod": (lambda score, b, h, i, j: score - slopes_H[h] * (i - j), []),
+        "a fixed table in score_mod": (lambda score, b, h, i, j: score + fixed_HN[h, (i - j).clamp(min=0)], []),
+        "a learned table in score_mod, gradient by flex": (
+            lambda score, b, h, i, j: score + learned_HN[h, (i - j).clamp(min=0)],
+            [learned_HN],
+        ),
+    }
+    mask = block_mask(tokens // 128, tokens // 128, window, device)
 
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + table_HN[h, (i - j).clamp(min=0)]
+    def step(score_mod: ScoreMod | None, learned: list[Tensor]) -> Callable[[], None]:
+        compiled = torch.compile(flex_attention, dynamic=False)
 
-    def run() -> None:
-        out = compiled(q, k, v, score_mod=score_mod, block_mask=mask)
-        assert isinstance(out, Tensor)
-        torch.autograd.grad(out.sum(), [q, k, v, table_HN])
-        synchronise(device)
+        def run() -> None:
+            out = compiled(q, k, v, score_mod=score_mod, block_mask=mask)
+            assert isinstance(out, Tensor)
+            torch.autograd.grad(out.sum(), [q, k, v, *learned])
+            synchronise(device)
 
-    return run
+        return run
+
+    return {name: step(*mod) for name, mod in mods.items()}
 
 
 def training(size: Size, device: torch.device, dtype: torch.dtype, rounds: int) -> list[dict[str, Any]]:
@@ -244,6 +266,8 @@ def synchronise(device: torch.device) -> None:
 def main(device: str = "cuda", only: Sequence[Section] = (), tiny: bool = False, rounds: int = 10) -> None:
     """Run everything; the figures of a GPU are written to gpu.json, those of a CPU are only printed.
 
+    Exit code 1 if an output or a gradient is not exact.
+
     Parameters
     ----------
     device
@@ -275,6 +299,18 @@ def main(device: str = "cuda", only: Sequence[Section] = (), tiny: bool = False,
         about = torch.cuda.get_device_properties(place)
         gpu = {"gpu": about.name, "gpu_memory_gb": round(about.total_memory / 2**30), "cuda": str(torch.version.cuda)}
         write("gpu", {**gpu, "dtype": str(dtype)[6:], "rounds": rounds, **results})
+    if inexact := inexact_cases(results):
+        sys.exit(f"not exact: {', '.join(inexact)}")
+
+
+def inexact_cases(results: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """The cases whose output or gradient is not within its limit."""
+    rows = [row for title, rows in results.items() if title.startswith("exactness") for row in rows]
+    return [
+        f"{row['scheme']} (window {row['window']}, {row['kernel']})"
+        for row in rows
+        if not row["output"] <= row["limit"] or row["gradients"] > row["limit"]
+    ]
 
 
 if __name__ == "__main__":

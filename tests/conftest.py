@@ -18,6 +18,11 @@ torch.set_num_threads(1)  # the suite runs in as many processes as there are cor
 os.environ["OMP_NUM_THREADS"] = "1"  # also for the processes that tests start
 
 
+CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
+"""Devices of tests that also run on a GPU where there is one."""
+
+
 COMMON_SPECS = [
     "rotary:logits=ssmax,sink=learned",
     "none:logits=logn",

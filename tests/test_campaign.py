@@ -11,13 +11,16 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from campaign.flips import Kind
-from campaign.flips import run as flip
-from campaign.hostile import KINDS, altered_bytes, altered_json
-from campaign.piece import RIGHT, Ended, Outcome, Piece, skipped, wrong
-from campaign.run import PIECES, perform, read_record, summary
+import pytest
 from test_docs import builder  # noqa: F401 - a fixture
 
+from campaign import hostile
+from campaign.flips import Kind
+from campaign.flips import run as flip
+from campaign.hostile import KINDS, altered_bytes, altered_json, outside
+from campaign.piece import RIGHT, Ended, Outcome, Piece, skipped, wrong
+from campaign.run import PIECES, perform, read_record, summary
+from campaign.worlds import World
 from fieldlens.storage.sealed import read_sealed, write_sealed
 
 
@@ -66,6 +69,39 @@ def test_the_docs_show_the_outcome(builder: ModuleType, tmp_path: Path) -> None:
     text = builder.campaign(tmp_path / "campaign.json")
     assert "| small | it holds | 8 | 4 | 2 | 1 | 1 |" in text
     assert "- small, b: no" in text
+
+
+def test_what_is_written_outside_of_a_folder_is_noticed(tmp_path: Path) -> None:
+    here = tmp_path / "hostile" / "case" / "here"
+    here.mkdir(parents=True)
+    before = outside(tmp_path, here)
+    (here / "x").touch()
+    (here.parent / ".here-1-err").touch()  # the child's own output
+    assert outside(tmp_path, here) == before
+    for path in ("../x", "../../x", "../../../x", "../.hidden", "../home"):
+        Path(here, path).mkdir() if path.endswith("home") else Path(here, path).touch()
+        assert outside(tmp_path, here).keys() - before.keys() == {str(Path(here, path).resolve())}
+        before = outside(tmp_path, here)
+
+
+@pytest.mark.parametrize("name", ["kept", "deleted", "written"])
+def test_a_hostile_file_that_changes_the_world_is_wrong(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deleted").touch()
+
+    def command(*_: object, **__: object) -> Ended:
+        if name == "deleted":
+            (tmp_path / name).unlink()
+        elif name == "written":
+            (tmp_path / name).touch()
+        return Ended(0, "", "", 0)
+
+    monkeypatch.setattr(hostile, "forked", command)
+    monkeypatch.setitem(KINDS, "odd", lambda *_: ["--help"])
+    outcome = hostile.run(hostile.Context(World(tmp_path), tmp_path, None), "odd:0")
+    assert (outcome.right, outcome.wrong) == ((1, 0) if name == "kept" else (0, 1))
+    assert all(str(tmp_path / name) in note for note in outcome.notes)
 
 
 CHILDREN = """

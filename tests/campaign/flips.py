@@ -63,9 +63,11 @@ def kinds(world: World) -> Iterator[Kind]:
         yield Kind(f"run, {path.name}", path, lambda path=path: run.read(path))
     yield Kind("run, metrics.jsonl", run.metrics, lambda: _whole(run.history(), 12))
     for part in ("tokens", "tokenizers"):
-        cached = next(path for path in (world.folder / "cache" / part).iterdir() if path.is_dir())
-        for file in sorted(cached.iterdir()):
-            yield Kind(f"cache, {part}, {file.name}", file, lambda cached=cached: _intact(verified_manifest(cached)))
+        folders = sorted(path for path in (world.folder / "cache" / part).iterdir() if path.is_dir())
+        for number, cached in enumerate(folders, 1):
+            for file in sorted(cached.iterdir()):
+                name = f"cache, {part} {number}, {file.name}"
+                yield Kind(name, file, lambda cached=cached: _intact(verified_manifest(cached)))
     (evaluation,) = (world.folder / "evaluate" / "out").glob("*.json")
     for file in (evaluation, evaluation.with_suffix(".npz")):
         yield Kind(f"evaluation, *{file.suffix}", file, lambda: _evaluation(evaluation))

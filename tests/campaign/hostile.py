@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import small_studies
+from huggingface_hub.constants import HF_HOME
 
 from campaign.piece import RIGHT, SEED, Ended, Limits, Outcome, Piece, forked, skipped, wrong
 from campaign.worlds import FREE, World, build, run_study, with_model
@@ -358,30 +359,36 @@ def run(context: Context, case: str) -> Outcome:
     settings = context.world.settings | {"FIELDLENS_CACHE": str(folder / "cache")}
     if kind == "plugin":
         settings["FIELDLENS_PLUGINS"] = str(folder / "plugin.py")
-    before = _outside(context.world.folder, folder)
+    settings["HOME"] = str(folder.parent / "home")
+    Path(settings["HOME"]).mkdir()
+    hub = Path(HF_HOME)
+    before = outside(context.world.folder, folder) | outside(hub, folder)
     ended = forked(words, folder, LIMITS, **settings)
-    outcome = _judge(ended, folder, _outside(context.world.folder, folder) == before)
+    after = outside(context.world.folder, folder) | outside(hub, folder)
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    outcome = _judge(ended, folder, changed)
     shutil.rmtree(folder.parent)
     return outcome
 
 
-def _judge(ended: Ended, folder: Path, untouched: bool) -> Outcome:
+def _judge(ended: Ended, folder: Path, written: list[str]) -> Outcome:
     if any(folder.rglob("HACKED")):
         return wrong("code of the file was executed")
-    if not untouched:
-        return wrong("something was written outside of the folder")
+    if written:
+        return wrong(f"changed outside of the folder: {', '.join(written)}")
     return RIGHT if ended.documented else wrong(f"exit {ended.code}: {ended.err}")
 
 
-def _outside(root: Path, folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of every file of the world that is not in this folder."""
+def outside(root: Path, folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of everything in the world, the child's home among it, that is not in this folder."""
     found = {}
     for place, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if Path(place, name) != folder and name != "hostile"]
-        for name in names:
-            if not name.startswith("."):
-                stat = os.stat(Path(place, name))
-                found[str(Path(place, name))] = (stat.st_size, stat.st_mtime_ns)
+        folders[:] = [name for name in folders if Path(place, name) != folder]
+        for name in (*folders, *names):
+            path = Path(place, name)
+            if not name.startswith(f".{folder.name}-"):  # output of the child
+                stat = os.lstat(path)
+                found[str(path)] = (0, 0) if path.is_dir() else (stat.st_size, stat.st_mtime_ns)
     return found
 
 

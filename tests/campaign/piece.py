@@ -89,14 +89,19 @@ DEFAULT = Limits()
 
 
 def forked(
-    words: Sequence[str], folder: Path, limits: Limits = DEFAULT, kill_after: float | None = None, **settings: str
+    words: Sequence[str],
+    folder: Path,
+    limits: Limits = DEFAULT,
+    kill_after: float | None = None,
+    entry: Callable[[list[str]], None] = cli.main,
+    **settings: str,
 ) -> Ended:
-    """Run a command in a forked child, whose working folder is `folder`."""
+    """Run a command, or another function of the words, in a forked child, whose working folder is `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder.parent / f".{folder.name}-{os.getpid()}-{name}" for name in ("out", "err", "changes")]
     child = os.fork()
     if child == 0:
-        os._exit(_run_here(list(words), folder, files, limits, settings))
+        os._exit(_run_here(entry, list(words), folder, files, limits, settings))
     status = _wait(child, kill_after if kill_after is not None else limits.seconds, kill_after is not None)
     out, err, changes = (file.read_text(errors="replace") if file.exists() else "" for file in files)
     for file in files:
@@ -104,7 +109,14 @@ def forked(
     return Ended(status, out, err, int(changes or 0))
 
 
-def _run_here(words: list[str], folder: Path, files: list[Path], limits: Limits, settings: dict[str, str]) -> int:
+def _run_here(
+    entry: Callable[[list[str]], None],
+    words: list[str],
+    folder: Path,
+    files: list[Path],
+    limits: Limits,
+    settings: dict[str, str],
+) -> int:
     """What the child does; its exit code. Nothing of it may raise."""
     code = 99
     try:
@@ -118,7 +130,7 @@ def _run_here(words: list[str], folder: Path, files: list[Path], limits: Limits,
         sys.stdout, sys.stderr = (io.TextIOWrapper(open(n, "wb", 0, closefd=False), write_through=True) for n in (1, 2))  # noqa: SIM115
         _limit(limits)
         try:
-            cli.main(words)
+            entry(words)
             code = 0
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 1

@@ -24,14 +24,15 @@ import torch
 from campaign.piece import SEED, Outcome, Piece
 
 ROOT = Path(__file__).parents[2]
-PIECES = ("flips", "disk", "kills", "memory", "hostile", "fuzz", "browser", "studies", "planted")
+PIECES = ("flips", "disk", "kills", "memory", "hostile", "fuzz", "browser", "studies", "study_disk", "planted")
 NOTES = 40
 """Maximum number of notes of a piece in the JSON."""
 
 
 def source_hash() -> str:
-    """Hash of the library and of the campaign: another state of the source begins a new record."""
-    files = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "tests" / "campaign").glob("*.py")])
+    """Hash of the library, of the campaign and of the planted bugs: another state of them begins a new record."""
+    library = (file for file in (ROOT / "src").rglob("*") if file.is_file() and file.suffix != ".pyc")
+    files = sorted([*library, *(ROOT / "tests" / "campaign").glob("*.py"), ROOT / "tests" / "plant.py"])
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
@@ -55,6 +56,7 @@ def perform(piece: Piece, record: dict[str, Any], path: Path, end: float, count:
         context = piece.prepare(Path(name))
         cases = list(piece.cases(context))
         entry["cases"], saved = len(cases), time.monotonic()
+        entry["outcomes"] = {case: outcome for case, outcome in entry["outcomes"].items() if case in set(cases)}
         for case in cases if count is None else cases[:: max(1, len(cases) // count)]:
             if case in entry["outcomes"]:
                 continue
@@ -68,7 +70,7 @@ def perform(piece: Piece, record: dict[str, Any], path: Path, end: float, count:
                 saved = time.monotonic()
                 _save(record, entry, start, path)
                 start = saved
-        entry["complete"] = len(entry["outcomes"]) == len(cases)
+        entry["complete"] = entry["outcomes"].keys() == set(cases)
         _save(record, entry, start, path)
     total = totals(entry)
     print(f"{piece.name}: {len(entry['outcomes'])} of {len(cases)} cases, {total}", flush=True)

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import small_studies
 
 from campaign.piece import RIGHT, SEED, Outcome, Piece, skipped, wrong
+from fieldlens.study.controller import ATTEMPTS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "study"))
 from test_ray import ALONE, can_be_alone
@@ -46,18 +48,23 @@ def start(file: Path, *more: str, out: str, runs: str) -> subprocess.Popen[bytes
 
 def disturbed(file: Path, kills: int, out: str) -> tuple[int, int]:
     """Run a study through kills of workers and one of the controller: (workers killed, exit code)."""
-    chance, killed = random.Random(f"{SEED} {out}"), set[int]()
+    chance, killed, times = random.Random(f"{SEED} {out}"), set[int](), Counter[str]()
     controller, restarted = start(file, out=out, runs=f"{out}-runs"), False
     while controller.poll() is None or not restarted:
         time.sleep(chance.uniform(0.5, 3.0))
-        alive = [pid for pid in pids(file.parent / f"{out}-runs").values() if pid not in killed]
+        alive = [
+            (name, pid)
+            for name, pid in pids(file.parent / f"{out}-runs").items()
+            if pid not in killed and times[name] < ATTEMPTS - 1  # a job that dies more often has failed
+        ]
         if len(killed) < kills and alive:
-            victim = chance.choice(alive)
-            killed.add(victim)
+            name, victim = chance.choice(alive)
             try:
                 os.kill(victim, signal.SIGKILL)
             except ProcessLookupError:
-                killed.discard(victim)
+                continue
+            killed.add(victim)
+            times[name] += 1
         elif not restarted and (len(killed) >= kills // 2 or controller.poll() is not None):
             controller.kill()
             controller.wait()

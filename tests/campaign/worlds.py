@@ -42,7 +42,11 @@ class World(NamedTuple):
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"FIELDLENS_CACHE": str(self.folder / "cache"), "OMP_NUM_THREADS": "1"}
+        return {
+            "FIELDLENS_CACHE": str(self.folder / "cache"),
+            "MPLCONFIGDIR": str(self.folder / "matplotlib"),
+            "OMP_NUM_THREADS": "1",
+        }
 
     def words(self, verb: str) -> list[str]:
         """The command line of a verb."""

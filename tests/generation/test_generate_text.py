@@ -55,7 +55,8 @@ def run_generate(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[in
 @pytest.mark.parametrize("model", ["alibi", "llama"])
 def test_text_equals_that_of_the_library(model: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run_generate(capsys, home / model, "--prompt", PROMPT, "--tokens", 40, "--window", 6, "--past-end")
-    assert (code, err) == (0, "")
+    note = f"{home / model} has no manifest.json of fieldlens: its files cannot be verified\n"
+    assert (code, err) == (0, note if model == "llama" else "")
     origin = find_model(str(home / model))
     loaded, coder = load(origin, torch.device("cpu"), torch.float32), Coder(origin.tokenizer)
     prompt = coder.tokenizer.encode(PROMPT).ids

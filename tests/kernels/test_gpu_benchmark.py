@@ -20,6 +20,9 @@ def test_the_gpu_benchmark_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch, capsys
         gpu.main(device="cpu", tiny=True, rounds=1)
         assert (ROOT / "benchmarks" / "gpu.json").exists() == written  # figures of a CPU are not kept
         errors = gpu.exactness(gpu.TINY, gpu.torch.device("cpu"), gpu.torch.float32)
+        monkeypatch.setitem(gpu.LIMITS, gpu.torch.float32, 1e-12)
+        with pytest.raises(SystemExit, match=r"not exact: .*alibi \(window –, cpu_flash"):
+            gpu.main(device="cpu", tiny=True, only=["exactness"])
     finally:
         for name in ("gpu", "rounds"):
             sys.modules.pop(name, None)

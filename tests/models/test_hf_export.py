@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import fieldlens
 from fieldlens import schemes
@@ -330,6 +330,16 @@ def test_a_bad_configuration_is_rejected(change: dict[str, object], message: str
     with pytest.raises(BadInput, match=message) as caught:
         AutoModelForCausalLM.from_pretrained(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_lack_of_memory_is_no_fault_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_memory(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    folder = save(decoder("none"), tmp_path)
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", without_memory)
+    with pytest.raises(MemoryError, match="can't start new thread"):
+        AutoModelForCausalLM.from_pretrained(folder)
 
 
 def test_a_file_cut_short_is_rejected(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import DEVICES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -83,6 +84,23 @@ def test_rows_with_prompts_of_different_lengths(spec: str, window: int) -> None:
         for row, (length, text) in enumerate(zip(lengths, rows, strict=True)):
             alone = model(text[None], window=window)[0, length - 1 :]
             assert (torch.stack(logits, 1)[row] - alone).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spec", ["none", "rotary", "alibi", "t5", "fox", "cope"])
+def test_padded_prompts_in_float32(spec: str, device: str) -> None:
+    """A long prompt, a padded short one, then single tokens: each row as alone."""
+    model, lengths, window = decoder(spec, 2).to(device), (150, 90), 100
+    with torch.device(device), torch.no_grad():
+        ids_BT = torch.randint(VOCABULARY, (2, 160))
+        positions_BT = (torch.arange(150) - torch.tensor([[0], [60]])).clamp(min=-1)
+        reader = CachedEngine(model, window)
+        logits = [reader.read(ids_BT[:, :150], positions_BT)]
+        for at in range(10):
+            logits.append(reader.read(ids_BT[:, 150 + at :][:, :1], positions_BT[:, -1:] + 1 + at))
+        for row, length in enumerate(lengths):
+            alone = model(ids_BT[row, 150 - length :][None], window=window)[0, length - 1 :]
+            assert (torch.stack(logits, 1)[row] - alone).abs().max() < 1e-4
 
 
 @EVERY

@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM
 from fieldlens import Config, Decoder, load_model
 from fieldlens.core.errors import BadInput
 from fieldlens.models.hf_export import FieldlensForCausalLM, folder_files
+from fieldlens.models.loading import load
 from fieldlens.models.model_folder import verify_model_folder
+from fieldlens.models.origin import find_model
 from fieldlens.storage.folders import MANIFEST, write_folder
 
 
@@ -60,6 +62,16 @@ def test_a_folder_without_a_manifest_is_not_verified(folder: Path) -> None:
     assert load_model(folder).vocab_size == 60
     with pytest.raises(BadInput, match="is damaged"):
         verify_model_folder(folder, required=True)
+
+
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_a_folder_that_cannot_be_verified_is_named_once(folder: Path, has_manifest: bool) -> None:
+    if not has_manifest:
+        (folder / MANIFEST).unlink()
+    notes: list[str] = []
+    load(find_model(str(folder)), torch.device("cpu"), torch.float32, on_note=notes.append)
+    expected = f"{folder} has no manifest.json of fieldlens: its files cannot be verified"
+    assert notes == ([] if has_manifest else [expected])
 
 
 def test_a_manifest_of_somebody_else_is_left_alone(folder: Path) -> None:

@@ -304,9 +304,50 @@ def test_ctrl_c_stops_it_quietly(model: Path, tmp_path: Path, monkeypatch: pytes
     finally:
         signal.signal(signal.SIGINT, before)
     running.ask("model", {})
+    assert running.ask("text", {"text": "a"}) == {"error": "the text has 1 tokens, at least 3 are needed"}
+    assert "an unpaired surrogate" in running.ask("text", {"text": "\ud800 one two three"})["error"]
     running.process.send_signal(signal.SIGINT)
     out, err = running.process.communicate(timeout=60)
-    assert (running.process.returncode, out, err) == (0, "", "")
+    note = f"{model} has no manifest.json of fieldlens: its files cannot be verified\n"
+    assert (running.process.returncode, out, err) == (0, "", note)
+
+
+SLOW = """
+import signal, time
+from fieldlens.receptive.explorer.server import Explore, bind, serve
+
+class Slow:
+    def target(self, query, step):
+        while True:
+            step("computing the gradient", 0.5)
+            time.sleep(0.05)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+explore, listener = Explore("slow", lambda step: Slow(), None), bind(0)
+print(listener.getsockname()[1], explore.token, flush=True)
+assert serve(explore, listener)
+"""
+
+
+def test_ctrl_c_ends_a_running_gradient_quietly() -> None:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", SLOW], **pipes)
+    try:
+        assert process.stdout is not None
+        port, token = process.stdout.readline().split()
+        body = json.dumps({"text": "a", "at": 1}).encode()
+        headers = {"X-Fieldlens-Token": token}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/api/target", body, headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            while b"computing" not in (line := answer.readline()):
+                assert json.loads(line)["stage"] == "waiting"
+            process.send_signal(signal.SIGINT)
+            *_, last = answer.read().splitlines()
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert json.loads(last) == {"error": "the server was stopped"}
+    assert (process.returncode, err) == (0, "")
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,12 @@ import small_studies
 
 from fieldlens.cli import main
 from fieldlens.core.device import Machine
-from fieldlens.core.errors import BadInput
+from fieldlens.core.errors import BadInput, explain
 from fieldlens.schemes import base, discovery
 from fieldlens.schemes.spec import source_of
-from fieldlens.study.controller import ATTEMPTS, Controller, write_study
-from fieldlens.study.executors import Order
+from fieldlens.storage.atomic import FAILPOINT
+from fieldlens.study.controller import ATTEMPTS, Controller, MachineFault, write_study
+from fieldlens.study.executors import Local, Order, Worker
 from fieldlens.study.forecast import Forecast, forecast
 from fieldlens.study.job import perform
 from fieldlens.study.page import page
@@ -79,6 +80,35 @@ def test_a_worker_without_results_is_not_restarted_for_ever(tmp_path: Path) -> N
     assert idle.started == ATTEMPTS
     assert list(job_states(study, paths).values()) == ["failed"]
     assert "did the corpus change" in json.loads(paths.failure(study.jobs[0]).read_text())["attempts"][-1]["reason"]
+
+
+class FullDisk(Local):
+    """Starts real workers that find the disk full at their fourth change to it."""
+
+    def start(self, order: Order) -> Worker:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(FAILPOINT, "4:ENOSPC")
+            return super().start(order)
+
+
+def test_a_full_disk_stops_the_command_and_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 4 and one line; the same command goes on when there is space again."""
+    monkeypatch.setenv("FIELDLENS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("fieldlens.study.controller.ATTEMPTS", 1)
+    study, paths = small_studies.opened(small_studies.write_study(tmp_path, ["alibi"], steps=4))
+    for name in ("first", "again"):
+        controller = Controller(study, paths, lambda: FullDisk(1), CPU)
+        controller.prepare()
+        with pytest.raises(MachineFault, match=r"1 of 1 runs could not be finished; alibi.*: the disk is full") as stop:
+            controller.run()
+        assert explain(stop.value) == (str(stop.value), 4), name
+    log = paths.log(study.jobs[0]).read_text()
+    assert "fieldlens: the disk is full" in log
+    assert "Traceback" not in log
+    controller = Controller(study, paths, lambda: Local(1), CPU)
+    controller.prepare()
+    controller.run()
+    assert list(job_states(study, paths).values()) == ["done"]
 
 
 def test_corpora_may_move(copy: Path) -> None:

@@ -1,6 +1,5 @@
 """The command line: one file per verb, each a thin call of the library; heavy libraries are imported inside."""
 
-import errno
 import inspect
 import os
 import sys
@@ -23,8 +22,7 @@ from fieldlens.cli.schemes import schemes
 from fieldlens.cli.study import WorkerOptions, study
 from fieldlens.cli.train import Changes, train
 from fieldlens.core.device import Machine
-from fieldlens.core.errors import FieldlensError
-from fieldlens.core.faults import machine_fault
+from fieldlens.core.errors import explain
 from fieldlens.training.recipe import RunOptions
 
 EPILOGUE = """\
@@ -90,25 +88,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the pipe has exited
         sys.exit(141)
     except Exception as error:
-        fault = None if isinstance(error, FieldlensError) else machine_fault(error)
-        if debug or not (fault or isinstance(error, FieldlensError | CycloptsError | OSError)):
+        usage = (" ".join(str(error).split()), 2) if isinstance(error, CycloptsError) else None
+        explanation = usage or explain(error)
+        if debug or explanation is None:
             raise
-        print(f"fieldlens: {' '.join(_message(fault or error).split())}", file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", 4 if fault or isinstance(error, OSError) else 2))
+        message, code = explanation
+        print(f"fieldlens: {message}", file=sys.stderr)
+        sys.exit(code)
 
 
 def _renamed(word: str) -> str:
     """Replace an old flag by its current name."""
     flag, equals, value = word.partition("=")
     return f"{OLD_FLAGS[flag]}{equals}{value}" if flag in OLD_FLAGS else word
-
-
-def _message(error: Exception) -> str:
-    """The error message; for a full disk, with what to do."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        location = f" at {error.filename}" if error.filename else ""
-        advice = "free some space or write elsewhere, then re-run the command (train: with --resume)"
-        return f"the disk is full{location}: {advice}"
-    if isinstance(error, MemoryError):
-        return f"not enough memory: give smaller sizes, or free some memory ({str(error)[:200] or 'MemoryError'})"
-    return str(error)

@@ -1,5 +1,6 @@
 """fieldlens explore: click a word and see what the model looked at."""
 
+import gc
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from fieldlens.core.device import Machine
+from fieldlens.core.memory import without_collection
 
 if TYPE_CHECKING:
     from fieldlens.receptive.explorer.jobs import Step
@@ -69,10 +71,14 @@ def explore(
 
     def load(step: "Step") -> "Session":
         step("starting", None)
-        from fieldlens.receptive.explorer.session import Session
+        with without_collection():
+            from fieldlens.receptive.explorer.session import Session
 
-        session = Session(model, machine, length, method, train_length)
-        session.load(step)
+            session = Session(model, machine, length, method, train_length)
+            session.load(step)
+            for note in session.notes:
+                print(note, file=sys.stderr)
+            gc.freeze()  # what is loaded stays until the server ends
         return session
 
     server = Explore(Path(model).name or model, load, content)

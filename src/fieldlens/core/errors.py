@@ -1,6 +1,7 @@
 """Exceptions for errors that a user can fix, and their exit codes."""
 
 import difflib
+import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -71,3 +72,23 @@ def reraise_as_bad_input(
         if fault := machine_fault(error):
             raise fault from error
         raise BadInput(f"{message}: {explain(error)}") from error
+
+
+def explain(error: Exception) -> tuple[str, int] | None:
+    """The one-line message and the exit code of an error that a user or the machine caused; None for a bug."""
+    fault = None if isinstance(error, FieldlensError) else machine_fault(error)
+    if not (fault or isinstance(error, FieldlensError | OSError)):
+        return None
+    code = error.exit_code if isinstance(error, FieldlensError) else 4
+    return " ".join(_message(fault or error).split()), code
+
+
+def _message(error: Exception) -> str:
+    """The error message; for a full disk, with what to do."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        location = f" at {error.filename}" if error.filename else ""
+        advice = "free some space or write elsewhere, then re-run the command (train: with --resume)"
+        return f"the disk is full{location}: {advice}"
+    if isinstance(error, MemoryError):
+        return f"not enough memory: give smaller sizes, or free some memory ({str(error)[:200] or 'MemoryError'})"
+    return str(error)

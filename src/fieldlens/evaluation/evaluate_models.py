@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fieldlens.core.errors import BadInput
-from fieldlens.core.events import Stage, Watch, ignore
+from fieldlens.core.events import Note, Stage, Watch, ignore
 from fieldlens.core.format import slug
 from fieldlens.data.text import Text
 from fieldlens.evaluation.evaluate import address, draw_anchors, evaluate, with_train_length
@@ -112,7 +112,9 @@ def _evaluate_model(
 ) -> tuple[Path, Evaluation]:
     """Evaluate one model and write its result; a result that exists is read instead."""
     context.watch(Stage(origin.name))
-    model = load(origin, context.device, context.dtype, request.train_length)
+    model = load(
+        origin, context.device, context.dtype, request.train_length, on_note=lambda note: context.watch(Note(note))
+    )
     if request.method is not None:
         model = for_good(model, request.method, text.bos)
     lengths = request.lengths, model.adapter.train_length, request.with_quarter

@@ -79,13 +79,14 @@ def generate_text(
     coder.tokenizer.encode_special_tokens = False  # the user wrote the prompt: parse special tokens in it
     ids = coder.whole(text)[0].tolist()
     ids = ids if bos is None else [bos, *ids]
-    loaded = load(origin, device, dtype, request.train_length)
+    notes: list[str] = []
+    loaded = load(origin, device, dtype, request.train_length, on_note=notes.append)
     if request.method is not None:
         loaded = for_good(loaded, request.method, bos)
     parse_prompts(ids, loaded.adapter.vocab_size)  # fail before any output
     chosen_plan = plan(loaded.adapter, request.mode, request.window, [len(ids)], request.tokens)
     ends = frozenset() if request.past_end else _end_tokens(loaded.adapter, coder)
-    for note in chosen_plan.notes:
+    for note in (*notes, *chosen_plan.notes):
         on_note(note)
     detokenizer, pieces = Detokenizer(coder.tokenizer, ids), list[str]()
 

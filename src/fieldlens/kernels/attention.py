@@ -4,6 +4,7 @@ Neither forward nor backward materialises an H·T·S tensor, including gradients
 Schemes that compute with scores materialise one block of queries at a time: see general.py.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from fieldlens.core.errors import BadInput
 from fieldlens.kernels import cpu_flash
 from fieldlens.kernels.blocks import BlockAttention, OneMaskAttention, attend_whole, masked_attention
 from fieldlens.kernels.content import KeyColumns, Update, key_bias, query_features, sums_at_queries
-from fieldlens.kernels.flex import attend_flex, bias_form
+from fieldlens.kernels.flex import TooManyShapes, attend_flex, bias_form
 from fieldlens.kernels.general import ScoreTerms, attend_general
 from fieldlens.kernels.layout import (
     FEW,
@@ -202,7 +203,11 @@ def attend_kernel(
     kernel = choose_kernel(case).kernel
     if kernel == "flex":
         assert isinstance(layout, Contiguous)
-        return attend_flex(q_BHTK, k_BHSK, v_BHSK, bias, layout, form, key_bias_BHS, sink_BHT)
+        try:
+            return attend_flex(q_BHTK, k_BHSK, v_BHSK, bias, layout, form, key_bias_BHS, sink_BHT)
+        except TooManyShapes:
+            warnings.warn("FlexAttention has been compiled for too many shapes: further ones use blocks", stacklevel=2)
+            kernel = "blocks"
     if q_BHTK.shape[2] == 1 and not torch.is_grad_enabled() and not more and kernel != "sdpa":
         return _attend_single_query(q_BHTK, k_BHSK, v_BHSK, bias, layout, kernel == "cpu_flash")
     return KERNELS[kernel](q_BHTK, k_BHSK, v_BHSK, bias, layout, key_bias_BHS, sink_BHT)

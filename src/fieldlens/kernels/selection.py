@@ -8,9 +8,13 @@ import torch
 
 from fieldlens.core.errors import unknown
 from fieldlens.kernels import cpu_flash, flex
+from fieldlens.kernels.layout import FEW
 from fieldlens.schemes.base import Scheme
 
 VARIABLE = "FIELDLENS_KERNEL"
+
+WIDE = (torch.float32, torch.float64)
+"""Dtypes of queries that are also those of biases; in narrower ones, a bias would be rounded."""
 
 KERNELS = {
     "flex": "compiled FlexAttention",
@@ -46,6 +50,11 @@ class Choice(NamedTuple):
         return f"{self.kernel} ({self.reason})"
 
 
+PLAIN = Choice("sdpa", "plain causal attention")
+GENERAL = Choice("general", "the scheme computes with scores")
+SHORT = Choice("one mask", f"texts of at most {FEW} tokens")
+
+
 def requested_kernel() -> str | None:
     """The value of FIELDLENS_KERNEL; raises `BadInput` for an unknown one."""
     name = os.environ.get(VARIABLE)
@@ -75,7 +84,8 @@ def choose_kernel(case: Case) -> Choice:
         reason = f"not flex: {obstacle}"
     if case.fixed and case.device.type == "cpu" and cpu_flash.available():
         return Choice("cpu_flash", reason or "fixed bias on a CPU")
-    return Choice("blocks", reason or ("learned bias on a CPU" if case.device.type == "cpu" else case.device.type))
+    kind = "learned bias" if case.dtype in WIDE else str(case.dtype).removeprefix("torch.")
+    return Choice("blocks", reason or (f"{kind} on a CPU" if case.device.type == "cpu" else case.device.type))
 
 
 def flex_obstacle(case: Case) -> str | None:
@@ -93,23 +103,34 @@ def flex_obstacle(case: Case) -> str | None:
     for obstacle, present in obstacles.items():
         if present:
             return obstacle
-    return flex.failure(case.device) if flex.COMPILED else None
+    return flex.failure(case.device, case.dtype, case.head_width) if flex.COMPILED else None
 
 
-def usual_kernel(scheme: Scheme, device: torch.device, dtype: torch.dtype, training: bool) -> Choice:
-    """The kernel of a scheme for texts of many tokens; short texts and single queries need less."""
+def usual_kernel(scheme: Scheme, device: torch.device, dtype: torch.dtype, training: bool, few: bool = False) -> Choice:
+    """The kernel of a scheme for texts of more than 64 tokens; `SHORT` serves shorter ones, unless it is plain.
+
+    `few` asks for the kernel of at most 64 queries of such a text.
+    """
     if scheme.takes_scores:
-        return Choice("general", "the scheme computes with scores")
+        return GENERAL
     options = scheme.softmax_options
     sink = scheme.has_sink or (options is not None and options.sink_H is not None)
     if not (scheme.overrides("bias") or scheme.takes_input or sink or scheme.window):
-        return Choice("sdpa", "plain causal attention")
+        return PLAIN
     learned = training and scheme.overrides("bias") and any(True for _ in scheme.parameters())
-    fixed = not learned and dtype in (torch.float32, torch.float64)
-    return choose_kernel(Case(device, dtype, scheme.head_width, fixed=fixed, gradient=training, sink=sink))
+    fixed = not learned and dtype in WIDE
+    return choose_kernel(Case(device, dtype, scheme.head_width, few=few, fixed=fixed, gradient=training, sink=sink))
 
 
-def describe_kernels(schemes: Iterable[Scheme], device: torch.device, dtype: torch.dtype, training: bool) -> str:
-    """The kernels of the schemes of a decoder with their reasons, as results record them."""
-    choices = {str(usual_kernel(scheme, device, dtype, training)) for scheme in schemes}
-    return "; ".join(sorted(choices))
+def describe_kernels(
+    schemes: Iterable[Scheme], device: torch.device, dtype: torch.dtype, training: bool, last_queries: bool = False
+) -> str:
+    """The kernels of the schemes of a decoder with their reasons, as results record them.
+
+    With `last_queries` also those of a layer that computes only the last queries of a text.
+    """
+    counts = (False, True) if last_queries else (False,)
+    choices = {usual_kernel(scheme, device, dtype, training, few) for scheme in schemes for few in counts}
+    if not choices <= {PLAIN, GENERAL}:
+        choices.add(SHORT)
+    return "; ".join(sorted(map(str, choices)))

@@ -25,7 +25,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from fieldlens.core.errors import BadInput
+from fieldlens.core.errors import BadInput, message_only, reraise_as_bad_input
 from fieldlens.data.tokenizer import eos_token_id
 from fieldlens.kernels.layout import check_positions
 from fieldlens.models.decoder import Config, Decoder
@@ -144,10 +144,9 @@ class FieldlensForCausalLM(PreTrainedModel, GenerationMixin):
             verify_model_folder(Path(folder))
         return_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True}  # rejected below, with both sizes
-        try:
+        problems = (RuntimeError, SafetensorError)
+        with reraise_as_bad_input(f"{folder}: the weights cannot be loaded", problems, message_only):
             model, info = super().from_pretrained(folder, *args, output_loading_info=True, **kwargs)
-        except (RuntimeError, SafetensorError) as error:
-            raise BadInput(f"{folder}: the weights cannot be loaded: {' '.join(str(error).split())}") from error
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if info[problem]:
                 keys = sorted(map(str, info[problem]))

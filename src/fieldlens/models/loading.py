@@ -4,6 +4,7 @@ Nothing from a model folder is executed. Weights that are missing, not finite or
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import torch
 
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import BadInput
+from fieldlens.core.memory import without_collection
 from fieldlens.models.adapters.adapt import adapt
 from fieldlens.models.adapters.base import ModelAdapter, check_causal, weights_hash
 from fieldlens.models.decoder import Decoder
@@ -23,6 +25,7 @@ from fieldlens.models.model_folder import verify_model_folder
 from fieldlens.models.origin import Origin, find_model
 from fieldlens.models.size import check_config, check_weights
 from fieldlens.schemes.spec import has_source, source_of
+from fieldlens.storage.folders import MANIFEST, has_manifest
 from fieldlens.storage.records import ModelRecord
 from fieldlens.storage.sealed import digest
 
@@ -39,19 +42,27 @@ class Model:
 
 
 def load(
-    origin: Origin, device: torch.device, dtype: torch.dtype, train_length: int | None = None, hash_weights: bool = True
+    origin: Origin,
+    device: torch.device,
+    dtype: torch.dtype,
+    train_length: int | None = None,
+    hash_weights: bool = True,
+    on_note: Callable[[str], None] = lambda note: None,
 ) -> Model:
     """Load a model and check that it is causal; results need the hash of its weights, which takes seconds."""
     if train_length is not None and train_length < 1:
         raise BadInput(f"train length must be at least 1, got {train_length}")
     _check_source(origin)
-    model, config = _weights(origin, dtype)
+    with without_collection():
+        model, config = _weights(origin, dtype)
     adapter = adapt(model.to(device), origin.name)
     gguf = origin.path is not None and origin.path.is_file()
     adapter.named_dtype = torch.float16 if gguf else _named_dtype(config)  # llama.cpp caches in float16
     adapter.train_length = train_length or adapter.train_length
     with loading(origin.text):
         check_causal(adapter)
+    if origin.path is not None and origin.path.is_dir() and not has_manifest(origin.path):
+        on_note(f"{origin.text} has no {MANIFEST} of fieldlens: its files cannot be verified")
     decoder = getattr(model, "decoder", None)
     spec = decoder.config.scheme if isinstance(decoder, Decoder) else None
     about: ModelRecord = {

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fieldlens.core.errors import BadInput
-from fieldlens.core.events import Stage, Watch, ignore
+from fieldlens.core.events import Note, Stage, Watch, ignore
 from fieldlens.core.format import slug
 from fieldlens.data.text import Text
 from fieldlens.evaluation.evaluate import draw_anchors
@@ -76,7 +76,7 @@ def extend_model(
     check_folder(out)
     text = read_texts([origin], request.text, request.corpus, request.split)[origin.tokenizer]
     watch(Stage(origin.name))
-    model = load(origin, device, dtype, request.train_length)
+    model = load(origin, device, dtype, request.train_length, on_note=lambda note: watch(Note(note)))
     trained = model.adapter.train_length
     if trained is None:
         raise BadInput(f"the training length of {origin.name} is not known: give --train-length")

@@ -119,7 +119,9 @@ class _Session(NamedTuple):
 
 def _measure(origin: Origin, name: str, text: Text, request: MeasureRequest, session: _Session) -> Measurement:
     session.watch(Stage(name, "loading"))
-    model = load(origin, session.device, session.dtype, request.train_length)
+    model = load(
+        origin, session.device, session.dtype, request.train_length, on_note=lambda note: session.watch(Note(note))
+    )
     if request.method is not None:
         model, name = for_good(model, request.method, text.bos), f"{name} + {request.method}"
     adapter = model.adapter

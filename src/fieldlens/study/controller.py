@@ -13,7 +13,7 @@ from typing import Any
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import BadInput, FieldlensError
 from fieldlens.data.corpus import open_corpus
-from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.atomic import replace_file, touch_disk
 from fieldlens.storage.results import write_json
 from fieldlens.storage.run_dir import is_locked
 from fieldlens.study.executors import Executor, Order, Worker
@@ -33,6 +33,12 @@ class Interrupted(FieldlensError):
     def __init__(self, number: int) -> None:
         super().__init__("stopped; finished work is saved: run the same command to continue")
         self.exit_code = 128 + number
+
+
+class MachineFault(FieldlensError):
+    """Jobs stopped because of the machine: a full disk, a lack of memory."""
+
+    exit_code = 4
 
 
 @dataclass
@@ -65,7 +71,9 @@ class Controller:
         """The required fingerprint of each corpus."""
         self.attempts: dict[str, _Attempt] = {}
         self.finished: set[str] = set()
-        """Jobs that are done or have failed."""
+        """Jobs that are done, have failed, or have met faults of the machine too often."""
+        self.faults: dict[str, str] = {}
+        """The last faults of jobs that a full disk, a lack of memory or another fault of the machine stopped."""
 
     def prepare(self) -> None:
         """Check the corpora: they must match the study's pins, and those of unfinished jobs must be available.
@@ -83,7 +91,10 @@ class Controller:
         self.study.check_corpora(self.corpora, self._unfinished())
 
     def run(self) -> None:
-        """Run jobs until all are finished. A signal is passed on to the workers, which save and exit."""
+        """Run jobs until all are finished. A signal is passed on to the workers, which save and exit.
+
+        Raises MachineFault at the end if a fault of the machine stopped a job, which has then not failed.
+        """
         write_study(self.study, self.paths)
         if not self._unfinished():
             return
@@ -100,6 +111,11 @@ class Controller:
             finally:
                 self._stop_workers()
                 executor.close()
+        if self.faults:
+            name, fault = next(iter(self.faults.items()))
+            raise MachineFault(
+                f"{len(self.faults)} of {len(self.study.jobs)} runs could not be finished; {name}: {fault}"
+            )
 
     def _unfinished(self) -> list[Job]:
         unfinished = []
@@ -154,15 +170,24 @@ class Controller:
             attempt.worker.stop(now=True)
 
     def _record_failure(self, job: Job, code: int, reason: str) -> None:
-        """Record a failed attempt. Three without further progress are final, and so is invalid input."""
+        """Record a failed attempt. Three without further progress are final, and so is invalid input.
+
+        Faults of the machine are final for this command only.
+        """
         path, log = self.paths.attempts(job), self.paths.log(job)
         current = reached(job, self.paths)
         attempts = [attempt for attempt in _attempts(path) if attempt["reached"] == current]
         attempts.append({"code": code, "reason": reason, "reached": current})
+        touch_disk()
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(attempts).encode())
         if code == 2 or len(attempts) >= ATTEMPTS:
             tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
+            if code == MachineFault.exit_code:  # no fault of the job: the same command tries again
+                self.finished.add(job.name)
+                self.faults[job.name] = tail[-1].removeprefix("fieldlens: ") if tail else reason
+                path.unlink()
+                return
             attempts[-1]["reason"] += f": {tail[-1]}" if code == 2 and tail else ""
             write_json(
                 self.paths.failure(job),

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from fieldlens.core.device import Machine
 from fieldlens.core.errors import BadInput
-from fieldlens.storage.atomic import replace_file
+from fieldlens.storage.atomic import replace_file, touch_disk
 from fieldlens.study.plan import Job
 from fieldlens.study.state import StudyPaths
 
@@ -31,6 +31,7 @@ class Order:
         return self.paths.work(self.job) / "job.json"
 
     def write(self) -> None:
+        touch_disk()
         self.file.parent.mkdir(parents=True, exist_ok=True)
         paths = {key: str(Path(value).resolve()) for key, value in asdict(self.paths).items()}
         content = {
@@ -75,6 +76,7 @@ def process(file: Path, log: Path, threads: int | None, nice: int) -> subprocess
     environment = dict(os.environ)
     if threads is not None:
         environment |= {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    touch_disk()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         return subprocess.Popen(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fieldlens.core.device import Machine
-from fieldlens.core.errors import BadInput, FieldlensError
+from fieldlens.core.errors import BadInput, explain
 from fieldlens.core.events import Event, Progress, TrainingStep
 from fieldlens.data.corpus import open_corpus
 from fieldlens.data.text import read_text
@@ -32,7 +32,7 @@ from fieldlens.evaluation.statistics import finite
 from fieldlens.receptive.measure_models import measure_all, remove_journals
 from fieldlens.receptive.request import MeasureRequest
 from fieldlens.receptive.result import Measurement, save_measurement
-from fieldlens.storage.atomic import hash_of, replace_file
+from fieldlens.storage.atomic import hash_of, replace_file, touch_disk
 from fieldlens.storage.records import EvaluationRecord, MeasurementRecord, ModelRecord
 from fieldlens.storage.run_dir import Occupied, Run, locked
 from fieldlens.storage.sealed import read_json, write_sealed
@@ -168,10 +168,11 @@ def _discard_other_text(text: str, work: Path) -> None:
     mark = work / "text"
     if mark.exists() and mark.read_text() != text:
         for name in ("checkpoints", "model", "evaluations"):
+            touch_disk()
             shutil.rmtree(work / name, ignore_errors=True)
         for name in ("status.json", "metrics.jsonl", "timings.json", "config.json"):
-            (work / name).unlink(missing_ok=True)
-    mark.write_text(text)
+            _remove(work / name)
+    replace_file(mark, text.encode())
 
 
 def _train(recipe: Recipe, work: Path, machine: Machine, progress: JobProgress) -> None:
@@ -201,8 +202,9 @@ def _finish(
 ) -> None:
     """Write the result; its record is written last and makes it complete."""
     folder, config_hashes = paths.result(job), job.config_hashes
+    touch_disk()
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(paths.timings(job), folder / "timings.json")
+    replace_file(folder / "timings.json", paths.timings(job).read_bytes())
     files = []
     triples = zip(job.evaluations, evaluations, config_hashes["evaluations"], strict=bool(evaluations))
     for request, evaluation, config_hash in triples:
@@ -224,9 +226,14 @@ def _finish(
     write_sealed(folder / RECORD, _result(job, run, text) | {"addresses": config_hashes, "files": hashes})
     for path in (*folder.glob("evaluation-*"), *folder.glob("measurement.*"), paths.failure(job)):
         if path.name not in files:  # of an earlier result
-            path.unlink(missing_ok=True)
+            _remove(path)
     for path in (paths.progress(job), paths.attempts(job)):
-        path.unlink(missing_ok=True)
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    touch_disk()
+    path.unlink(missing_ok=True)
 
 
 def _model(about: ModelRecord, job: Job) -> ModelRecord:
@@ -293,9 +300,12 @@ def main() -> None:
         perform(job, paths, order["corpus"], Machine(**order["machine"]))
     except Occupied:
         return  # another process does it
-    except FieldlensError as error:
-        print(f"fieldlens: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    except Exception as error:
+        explanation = explain(error)
+        if explanation is None:
+            raise
+        print(f"fieldlens: {explanation[0]}", file=sys.stderr)
+        sys.exit(explanation[1])
 
 
 if __name__ == "__main__":

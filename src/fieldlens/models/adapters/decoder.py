@@ -32,7 +32,8 @@ class DecoderAdapter(ModelAdapter):
         self.windows = decoder.windows
 
     def kernel(self, gradient: bool = False) -> str:
-        return describe_kernels(self.decoder.scheme.distinct_schemes, self.device, self.dtype, gradient)
+        schemes = self.decoder.scheme.distinct_schemes
+        return describe_kernels(schemes, self.device, self.dtype, gradient, last_queries=True)
 
     def cache_size(self, tokens: int, window: int | None = None) -> int:
         kept = [min(tokens, min_window(own, window) or tokens) for own in self.windows]

@@ -75,13 +75,17 @@ class Worker:
             ahead = sum(not other.cancelled for other in self.waiting if other is not job)
         return (current.stage if ahead < 1 else f"{current.stage}, {ahead} more requests waiting"), current.done
 
-    def close(self, seconds: float) -> bool:
-        """Cancel all jobs and end the thread; returns whether it ended in time."""
+    def cancel(self) -> None:
+        """Cancel all jobs and let the thread end."""
         with self.change:
             self.closed = True
             for job in (*self.waiting, *([self.current] if self.current else [])):
                 job.cancelled = True
             self.change.notify()
+
+    def close(self, seconds: float) -> bool:
+        """Cancel all jobs and end the thread; returns whether it ended in time."""
+        self.cancel()
         self.thread.join(seconds)
         return not self.thread.is_alive()
 

@@ -32,6 +32,8 @@ INTERVAL = 0.1
 GRACE = 2.0
 """Seconds that a running request may take to end when the server stops."""
 
+STOPPED = "the server was stopped"
+
 Work = Callable[["Session", dict[str, Any], Step], dict[str, Any]]
 
 
@@ -106,8 +108,12 @@ class Explore:
     async def _messages(self, job: Job) -> AsyncIterator[str]:
         """Lines of JSON: progress while the job waits and runs, then its result or its error."""
         finished = asyncio.wrap_future(job.result)
+        finished.add_done_callback(lambda future: future.cancelled() or future.exception())  # asyncio logs unread ones
         try:
             while not job.result.done():
+                if job.cancelled:  # the server stops
+                    yield json.dumps({"error": STOPPED}) + "\n"
+                    return
                 stage, done = self.worker.progress(job)
                 yield json.dumps({"stage": stage, "done": done}) + "\n"
                 await asyncio.wait({finished}, timeout=INTERVAL)
@@ -121,6 +127,8 @@ class Explore:
 def _message(error: BaseException | None) -> str:
     """An error in one line; what is not the user's to mend is named by its class too."""
     text = " ".join(str(error).split())
+    if isinstance(error, Cancelled):
+        return STOPPED
     if isinstance(error, FieldlensError):
         return text
     fault = machine_fault(error) if isinstance(error, Exception) else None
@@ -203,6 +211,7 @@ def serve(explore: Explore, listener: socket.socket) -> bool:
         while not finished.wait(INTERVAL):
             pass
     except KeyboardInterrupt:  # how a server is stopped
+        explore.worker.cancel()
         server.should_exit = True
         finished.wait(5 * GRACE)
     listener.close()

@@ -76,6 +76,8 @@ class Session:
         self.targets: OrderedDict[Query, dict[str, Any]] = OrderedDict()
         self.first: str | None = None
         """The id of the text to begin with."""
+        self.notes: list[str] = []
+        """Lines for the terminal."""
         self.attachment, self.attached = ExitStack(), 0
         self.hooks: dict[tuple[int, bool], EmbeddingHook] = {}
 
@@ -90,7 +92,7 @@ class Session:
         step("reading the weights", None)
         device, dtype = self.machine.start()
         dtype = dtype if dtype.itemsize >= 4 else torch.float32
-        self.models = [load(origin, device, dtype, self.train_length, hash_weights=False)]
+        self.models = [load(origin, device, dtype, self.train_length, hash_weights=False, on_note=self.notes.append)]
         step("checking the model", None)
         self.layers = len(self._hook(0, False).layer_modules)
         if self.method is not None:
@@ -113,6 +115,8 @@ class Session:
         """Tokenize a text; one that is too long is refused, or cut."""
         if not content.strip():
             raise BadInput("the text is empty")
+        if any("\ud800" <= character <= "\udfff" for character in content):
+            raise BadInput("the text contains an unpaired surrogate, which is no character: paste it again")
         ids_T = self.coder.whole(content)[0]
         note = ""
         if len(ids_T) > self.tokens:
