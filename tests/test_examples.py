@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,17 @@ def test_the_scratchpad_of_parity_is_right_and_can_be_learnt(tmp_path: Path) -> 
         assert ids[1::2] == [parity + 2 for parity in parities]
     said = run(tmp_path, str(EXAMPLES / "parity_scratchpad.py"), "none:window=3", "--steps", "2", OMP_NUM_THREADS="1")
     assert said.splitlines()[1].startswith("none:window=3\t")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("cc"), reason="needs Linux and a C compiler")
+def test_the_library_for_amd_answers_for_mkl_and_products_stay_exact(tmp_path: Path) -> None:
+    library = tmp_path / "mkl_on_amd.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, EXAMPLES / "mkl_on_amd.c"], check=True)
+    script = (
+        "import ctypes, torch; a, b = torch.randn(2, 256, 256); print(ctypes.CDLL(None).mkl_serv_intel_cpu_true(), "
+        "torch.allclose((a @ b).double(), a.double() @ b.double(), atol=1e-3))"
+    )
+    assert run(tmp_path, "-c", script, LD_PRELOAD=str(library)).split() == ["1", "True"]
 
 
 def test_the_plugin(tmp_path: Path) -> None:
