@@ -289,7 +289,8 @@ def test_tabs(show: Open) -> None:
     page.get_by_role("tab", name="b").click()
     assert visible() == ["b"]
     assert page.get_by_role("tab", name="b").get_attribute("aria-selected") == "true"
-    assert page.get_by_role("tabpanel").locator(".plot .line").count() == 1  # drawn once it is seen
+    page.get_by_role("tabpanel").locator(".plot .line").wait_for()  # drawn once it is seen
+    assert page.get_by_role("tabpanel").locator(".plot .line").count() == 1
     for key, then in (("ArrowRight", "c"), ("ArrowRight", "a"), ("ArrowLeft", "c"), ("Home", "a"), ("End", "c")):
         page.keyboard.press(key)
         assert visible() == [then]
